@@ -1,0 +1,7 @@
+"""Entry point of ``python -m bench_suites``."""
+
+import sys
+
+from bench_suites.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""The main job: DQN on CartPole, several collectors and one learner on one shared buffer."""

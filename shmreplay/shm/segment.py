@@ -1,0 +1,383 @@
+"""Segments: a directory of mapped files, or the same bytes in private memory.
+
+``<root>/shmreplay-<uid>/<id>/`` holds ``control`` (the table of ``table.py``), ``members``, and what upper layers add.
+``<root>`` is /dev/shm or what SHMREPLAY_DIR names. Creation and sweep exclude each other with a file lock beside the
+segments; attach does not need it: it locks its member byte first and then looks whether the segment was freed, while
+whoever frees locks all member bytes first, then marks, then unlinks. Nothing is ever truncated.
+
+Mutable: ``row`` and ``inc`` (local; this process's seat, taken at first use, dropped in a forked child).
+"""
+
+import atexit
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+import weakref
+
+import numpy as np
+from filelock import FileLock
+
+from ..errors import ForkError, ShmReplayError, VersionError
+from . import space, table
+from .lock import RobustLock, section, unlock
+from .members import Members, nobody_lives
+from .points import point
+
+_live: "weakref.WeakSet[Segment]" = weakref.WeakSet()
+_attached: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
+
+
+def folder() -> str:
+    """The folder of this user's segments."""
+    root = os.environ.get("SHMREPLAY_DIR") or "/dev/shm"
+    return os.path.join(root, f"shmreplay-{os.getuid()}")
+
+
+def own_scratch() -> str:
+    """The folder of this user's temporary record files; swept like the segments."""
+    return os.path.join(tempfile.gettempdir(), f"shmreplay-{os.getuid()}")
+
+
+def boot_id() -> int:
+    """This boot's id, as 63 bits."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return int(file.read().replace("-", "")[:15], 16)
+
+
+def pid_namespace() -> int:
+    """Inode of this process's pid namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def map_file(path: str, nbytes: int) -> np.ndarray:
+    """Map ``nbytes`` of the file at ``path``, shared and writable; uint8."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+    finally:
+        os.close(fd)
+
+
+def map_private(nbytes: int) -> np.ndarray:
+    """Map ``nbytes`` of zeroed private memory that costs nothing until touched; uint8."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return np.frombuffer(mmap.mmap(-1, max(1, nbytes), flags=flags), np.uint8)
+
+
+class Segment:
+    """The mapped control bytes of one buffer's storage, its lock and its members."""
+
+    def __init__(self, control: np.ndarray, capacity: int, path: str | None):
+        self.capacity = capacity
+        self.path = path
+        self.control = control
+        self.words = memoryview(control).cast("q")
+        self.address = control.ctypes.data
+        at = table.stamps_offset(capacity)
+        self.stamps = control[at : at + table.STAMP_NBYTES * capacity].view(np.int64).reshape(capacity, 4)
+        self.stamps32 = self.stamps.view(np.int32)
+        self.lock = RobustLock(self.words, self.address, path and os.path.join(path, "repair"))
+        self.members = Members(os.path.join(path, "members"), self.words) if path else None
+        self.row, self.inc = -1, -1
+        self.counter_lock = threading.Lock()
+        self.resolve_owner = None  # set by the state layer: (held, row, inc) -> None
+        self.exclusive = path is None  # unshared: no forked child may use it
+        self.in_child = False
+        _live.add(self)
+
+    @classmethod
+    def private(cls, capacity: int) -> "Segment":
+        """The same bytes in memory that only this process sees."""
+        segment = cls(map_private(table.control_nbytes(capacity)), capacity, None)
+        segment._write_header()
+        segment.lock.create()
+        segment.row, segment.inc = 0, 1
+        segment.words[table.W_NEXT_INC + (table.WORDS >> 3)] = 1
+        return segment
+
+    @classmethod
+    def create(cls, capacity: int, config: dict) -> "Segment":
+        """A new directory; sweeps what the dead left first. ``config`` is kept as JSON beside the control file.
+
+        Raises:
+            SpaceError: no room for the fixed part.
+        """
+        home = folder()
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        with FileLock(os.path.join(home, ".lock")):
+            _sweep_locked(home)
+            path = os.path.join(home, uuid.uuid4().hex[:16])
+            os.mkdir(path, 0o700)
+            try:
+                segment = cls._create_files(path, capacity, config)
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+        segment._own()
+        return segment
+
+    @classmethod
+    def _create_files(cls, path: str, capacity: int, config: dict) -> "Segment":
+        with open(os.path.join(path, "config.json"), "w") as file:
+            json.dump(config | {"capacity": capacity}, file)
+        control = os.path.join(path, "control")
+        for name in (control, os.path.join(path, "members")):
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.truncate(control, table.control_nbytes(capacity))
+        space.claim(control, [(0, table.LEDGERS + table.LEDGER_NBYTES)], "the control file of a buffer", memory=True)
+        segment = cls(map_file(control, table.control_nbytes(capacity)), capacity, path)
+        segment._write_header()
+        segment.lock.create()
+        segment._take_seat()
+        return segment
+
+    @classmethod
+    def attach(cls, path: str) -> "Segment":
+        """The segment at ``path``; one object a process.
+
+        Raises:
+            FileNotFoundError: it does not exist or was freed.
+            VersionError: of another format, boot or pid namespace.
+        """
+        path = os.path.realpath(path)
+        marker = read_marker(path)
+        if marker is not None and marker["segment"] is not None:
+            path = os.path.realpath(marker["segment"])
+        segment = _attached.get(path)
+        if segment is not None:
+            return segment
+        try:
+            with open(os.path.join(path, "config.json")) as file:
+                capacity = json.load(file)["capacity"]
+            size = os.path.getsize(os.path.join(path, "control"))
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"no replay buffer at {path}: it was freed when its last process ended, or never existed"
+            ) from None
+        head = np.fromfile(os.path.join(path, "control"), np.int64, 32)
+        _check_header(head, path, capacity, size)
+        segment = cls(map_file(os.path.join(path, "control"), size), capacity, path)
+        segment._own()
+        return segment
+
+    def _own(self) -> None:
+        _attached[self.path] = self
+        weakref.finalize(self, _leave, self.members, self.path)
+
+    def config(self) -> dict:
+        """What was given at creation."""
+        with open(os.path.join(self.path, "config.json")) as file:
+            return json.load(file)
+
+    def seat(self) -> int:
+        """This process's member row; taken at first use.
+
+        Raises:
+            ForkError: an unshared buffer in a forked child.
+        """
+        if self.row < 0:
+            if self.exclusive:
+                raise ForkError(
+                    "this replay buffer is not shared and cannot be used in a forked child: its copy here would "
+                    "drift apart from the parent's. Call share() before the fork."
+                )
+            self._take_seat()
+        return self.row
+
+    def _take_seat(self) -> None:
+        row = self.members.sit()
+        point("shmreplay.sit")
+        try:
+            self._register(row)
+        except BaseException:
+            self.members.leave()
+            raise
+        self.row, self.inc = row, self.members.inc
+
+    @section
+    def _register(self, row: int) -> None:
+        words, lock = self.words, self.lock
+        try:
+            held = lock.acquire()
+            if words[table.H_FREED] or self.members.link_count() == 0:
+                raise FileNotFoundError(f"the replay buffer at {self.path} was freed")
+            old = words[(table.MEMBERS >> 3) + 8 * row + table.M_INC]
+            if old and self.resolve_owner is not None:
+                self.resolve_owner(held, row, old)
+            inc = words[(table.WORDS >> 3) + table.W_NEXT_INC] + 1
+            words[(table.WORDS >> 3) + table.W_NEXT_INC] = inc
+            self.members.register(held, row, inc)
+        finally:
+            unlock(lock.mutex)
+
+    def _write_header(self) -> None:
+        words = self.words
+        words[table.H_VERSION] = table.FORMAT_VERSION
+        words[table.H_CAPACITY] = self.capacity
+        words[table.H_PIDNS] = pid_namespace()
+        words[table.H_BOOT_ID] = boot_id()
+        words[table.H_CREATOR] = os.getpid()
+        words[(table.WORDS >> 3) + table.W_EPOCH] = 1
+        words[table.H_MAGIC] = table.MAGIC
+
+    def forked(self) -> None:
+        """In a forked child: the seat is the parent's, in-process locks may be held by threads that are not here."""
+        self.row, self.inc = -1, -1
+        self.in_child = True
+        self.counter_lock = threading.Lock()
+        self.lock.deadlines = threading.local()
+        if self.members is not None:
+            self.members.forget()
+
+
+def _check_header(head: np.ndarray, path: str, capacity: int, size: int) -> None:
+    if head.size < 32 or head[table.H_MAGIC] != table.MAGIC:
+        raise VersionError(f"{path} is not a replay buffer")
+    version = int(head[table.H_VERSION])
+    if version != table.FORMAT_VERSION:
+        raise VersionError(
+            f"{path} has format version {version}, this library reads {table.FORMAT_VERSION}: use the version of "
+            "shmreplay that made it"
+        )
+    if head[table.H_CAPACITY] != capacity or size != table.control_nbytes(capacity):
+        raise VersionError(f"{path}: its control file does not fit its config ({size} bytes, capacity {capacity})")
+    if head[table.H_BOOT_ID] != boot_id():
+        raise VersionError(f"{path} was left by an earlier boot of the machine: load a checkpoint instead")
+    if head[table.H_PIDNS] != pid_namespace():
+        raise VersionError(
+            f"{path} belongs to another pid namespace, and its lock names threads by their ids there: run both in "
+            "one pid namespace (docker: --pid=container:... or --pid=host)"
+        )
+
+
+def _leave(members: Members, path: str) -> None:
+    """Give up the seat; the last one out frees the segment. Never raises: it runs in finalizers and at exit."""
+    if members.row < 0:
+        return
+    point("shmreplay.leave")
+    members.leave()
+    try:
+        free_if_dead(path)
+    except OSError:
+        pass
+
+
+def free_if_dead(path: str) -> bool:
+    """Free the segment at ``path`` if no member lives; True if it did."""
+    try:
+        fd = nobody_lives(os.path.join(path, "members"))
+    except FileNotFoundError:
+        return False
+    if fd is None:
+        return False
+    try:
+        _free(path)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _free(path: str) -> None:
+    """Mark, save what belongs to a folder of the user's, unlink. The caller holds every member byte."""
+    control = os.path.join(path, "control")
+    try:
+        fd = os.open(control, os.O_RDWR | os.O_CLOEXEC)
+        os.pwrite(fd, (1).to_bytes(8, "little"), 8 * table.H_FREED)
+        os.close(fd)
+    except FileNotFoundError:
+        pass
+    point("shmreplay.freed")
+    try:
+        with open(os.path.join(path, "config.json")) as file:
+            config = json.load(file)
+    except (OSError, ValueError):
+        config = {}
+    records = config.get("records_folder")
+    if records and config.get("records_are_ours"):
+        shutil.rmtree(records, ignore_errors=True)
+    elif records:
+        save_control(control, records)
+        write_marker(records, None)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def write_marker(records: str, segment: str | None) -> None:
+    """Say beside the records of a user's folder where their segment is; None once its control file was saved."""
+    if not os.path.isdir(records):
+        return
+    partial = os.path.join(records, "shmreplay.partial")
+    with open(partial, "w") as file:
+        json.dump({"segment": segment, "boot_id": boot_id()}, file)
+    os.replace(partial, os.path.join(records, "shmreplay.json"))
+
+
+def read_marker(records: str) -> dict | None:
+    """What ``write_marker`` wrote; None if the folder was never used."""
+    try:
+        with open(os.path.join(records, "shmreplay.json")) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def save_control(control: str, records: str) -> None:
+    """Copy the control file beside the records of a folder that the user named, atomically."""
+    if not os.path.isdir(records):
+        return
+    size = os.path.getsize(control)
+    head = np.fromfile(control, np.int64, table.FIXED_NBYTES >> 3)
+    capacity = int(head[table.H_CAPACITY])
+    at = table.stamps_offset(capacity)
+    stamps_nbytes = table.STAMP_NBYTES * int(head[(table.WORDS >> 3) + table.W_CLAIMED])
+    partial = os.path.join(records, "control.partial")
+    with open(control, "rb") as source, open(partial, "wb") as target:
+        for start, length in ((0, table.FIXED_NBYTES), (at, stamps_nbytes)):
+            source.seek(start)
+            target.seek(start)
+            while length > 0:
+                block = source.read(min(length, 1 << 20))
+                if not block:
+                    break
+                target.write(block)
+                length -= len(block)
+        target.truncate(size)
+        target.flush()
+        os.fsync(target.fileno())
+    os.replace(partial, os.path.join(records, "control"))
+
+
+def sweep() -> int:
+    """Free what the dead left; returns how many segments that were."""
+    home = folder()
+    if not os.path.isdir(home):
+        return 0
+    with FileLock(os.path.join(home, ".lock")):
+        return _sweep_locked(home)
+
+
+def _sweep_locked(home: str) -> int:
+    count = 0
+    for name in os.listdir(home):
+        path = os.path.join(home, name)
+        if name.startswith(".") or not os.path.isdir(path):
+            continue
+        if not os.path.exists(os.path.join(path, "members")):
+            shutil.rmtree(path, ignore_errors=True)  # died while creating; creation holds the file lock
+        try:
+            count += free_if_dead(path)
+        except (OSError, ShmReplayError):
+            continue
+    return count
+
+
+def _after_fork_in_child() -> None:
+    for segment in list(_live):
+        segment.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(lambda: [_leave(s.members, s.path) for s in list(_live) if s.path])

@@ -1,0 +1,1 @@
+"""Replay state over a segment's bytes: one mechanism a file, numpy and ints only."""

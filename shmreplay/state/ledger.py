@@ -1,0 +1,430 @@
+"""The ledger of one buffer: inserts, samples, budget, and the queue of samplers.
+
+``budget = floor(inserted * ratio) - returned - reserved``, in integers: the ratio is a fraction. ``inserted`` is the
+ring's WRITES, so all buffers on one storage count the same inserts.
+
+Shared words (under the lock; saved by ``lock.begin``): the ratio, MIN_SIZE, MAX_AHEAD; RETURNED (limited buffers),
+RESERVED and ADMITTED (the sums of the open reservations of this epoch), WAIT_COUNT, BASE_* (what the member counters
+showed at the last ``empty(True)``). Reservation rows: KIND (written last, cleared first), owner, n, epoch. Member
+counters: one row a member, incremented by its process alone under an in-process lock, never reset; readers sum them,
+twice until equal.
+
+A sampler that dies between reserving and settling leaves a reservation row; whoever is short of budget asks for the
+owners of the rows and buries the dead, which gives it back. ``_settle`` lowers RESERVED before it raises RETURNED; a
+death inside puts both back and frees the row: that batch was returned to nobody.
+"""
+
+import time
+from fractions import Fraction
+
+import numpy as np
+
+from ..errors import BudgetError, ClosedError, MembersFullError, SampleTimeoutError
+from ..shm import event, table
+from ..shm.lock import section, unlock
+from ..shm.points import point
+from ..shm.table import (
+    B_ADMITTED, B_BASE_CALLS, B_BASE_RETURNED, B_DENOMINATOR, B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, B_NUMERATOR,
+    B_RESERVED, B_RETURNED, B_WAIT_COUNT, C_CALLS, C_RETURNED, C_WAITS, N_RESERVATIONS, R_EPOCH, R_KIND, R_N, R_OWNER,
+    R_SAMPLE, R_WRITE, W_CLOSED, W_EPOCH, W_LEN, W_SLEEPERS, W_WRITES,
+)  # fmt: skip
+from .ops import OP_LEDGER
+from .queue import WaitQueue
+
+NO_ROW = N_RESERVATIONS
+_GLANCE = 0.001  # seconds between two looks of a wait without a ticket
+
+
+class Claim:
+    """A reservation of budget (samplers) or of room to insert (writers), as its own process sees it."""
+
+    __slots__ = ("kind", "n", "row", "epoch", "place", "seen", "need")
+
+    def __init__(self, kind: int, n: int, need: int = 1):
+        self.kind, self.n, self.need = kind, n, need
+        self.row, self.epoch, self.place, self.seen = -1, 0, -1, 0
+
+
+class Ledger:
+    """Ledger number ``index`` of a segment."""
+
+    def __init__(self, ring, index: int):
+        self.ring, self.segment, self.index = ring, ring.segment, index
+        self.offset = table.LEDGERS + index * table.LEDGER_NBYTES
+        at, words = self.offset >> 3, ring.segment.words
+        self.words = words[at : at + table.N_WORDS]
+        at = (self.offset + table.L_RESERVATIONS) >> 3
+        self._rows = words[at : at + 4 * N_RESERVATIONS]
+        start = self.offset + table.L_RESERVATIONS
+        self._table = ring.segment.control[start : start + 32 * N_RESERVATIONS].view(np.int64).reshape(-1, 4)
+        at = (self.offset + table.L_COUNTERS) >> 3
+        self._counters = words[at : at + 4 * table.N_MEMBERS]
+        start = self.offset + table.L_COUNTERS
+        counters = ring.segment.control[start : start + 32 * table.N_MEMBERS]
+        self._counter_table = counters.view(np.int64).reshape(-1, 4)
+        self.samplers = WaitQueue(ring.segment, self.offset + table.L_SAMPLERS, "to sample")
+        self.writers = WaitQueue(ring.segment, self.offset + table.L_WRITERS, "to insert")
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def budget(self) -> int | None:
+        """Records that may still be reserved; None without a ratio."""
+        words = self.words
+        if not words[B_DENOMINATOR]:
+            return None
+        target = self.ring.words[W_WRITES] * words[B_NUMERATOR] // words[B_DENOMINATOR]
+        return target - words[B_RETURNED] - words[B_RESERVED]
+
+    def is_ready(self, n: int, need: int = 1) -> bool:
+        """Whether data and budget permit a sample of ``n`` that needs ``need`` records to be there."""
+        size = self.ring.words[W_LEN]
+        if size < need or size < self.words[B_MIN_SIZE]:
+            return False
+        budget = self.budget()
+        return budget is None or budget >= n
+
+    def may_write(self, n: int) -> bool:
+        """Whether ``n`` more inserts keep within ``max_inserts_ahead`` of what was sampled."""
+        words, ring = self.words, self.ring.words
+        if not words[B_MAX_AHEAD] or not words[B_DENOMINATOR]:
+            return True
+        if ring[W_LEN] < words[B_MIN_SIZE]:
+            return True
+        ahead = ring[W_WRITES] + words[B_ADMITTED] + n - words[B_MAX_AHEAD]
+        if ahead * words[B_NUMERATOR] <= words[B_RETURNED] * words[B_DENOMINATOR]:
+            return True
+        head = self.samplers.head(None) if self.samplers.waiting else -1
+        # a sampler that waits for inserts must not wait for a writer that waits for samples
+        return head >= 0 and not words[B_ADMITTED] and not self.is_ready(self.samplers.asked(None, head))
+
+    def why_not(self, n: int, need: int = 1) -> str:
+        """What a sample of ``n`` lacks, with the figures."""
+        words, size = self.words, self.ring.words[W_LEN]
+        if self.samplers.waiting:
+            return f"{self.samplers.waiting} calls of sample(wait=True) wait before it"
+        if size < max(need, words[B_MIN_SIZE]):
+            return f"data: {size} records are there, {max(need, words[B_MIN_SIZE])} are needed"
+        budget = self.budget()
+        if budget is not None and budget < n:
+            return (
+                f"the ratio: samples_per_insert={self.ratio():g}, {self.ring.words[W_WRITES]} records inserted, "
+                f"{words[B_RETURNED]} sampled, {words[B_RESERVED]} reserved: budget {budget} for a batch of {n}"
+            )
+        return "nothing any more"
+
+    def limits(self, written: int, returned: int, waits: int) -> dict:
+        """The entries of ``stats`` that a limited buffer has."""
+        budget = self.budget()
+        return {
+            "target_samples_per_insert": self.ratio(),
+            "samples_per_insert": returned / written if written else 0.0,
+            "sample_budget": float("inf") if budget is None else budget,
+            "reserved_samples": self.words[B_RESERVED],
+            "sample_wait_count": waits,
+        }
+
+    # -- ratio -------------------------------------------------------------------------------------------------
+
+    def ratio(self) -> float:
+        """Samples per insert; inf without a limit."""
+        words = self.words
+        return words[B_NUMERATOR] / words[B_DENOMINATOR] if words[B_DENOMINATOR] else float("inf")
+
+    def set_ratio(self, ratio: Fraction | None) -> None:
+        """Change the ratio in every process; None lifts it. Wakes who waits."""
+        words = self.words
+
+        def change(held, _):
+            words[B_DENOMINATOR] = 0  # a reader outside the lock sees no ratio, never half of two
+            words[B_NUMERATOR] = ratio.numerator if ratio is not None else 0
+            words[B_DENOMINATOR] = ratio.denominator if ratio is not None else 0
+
+        self.ring.set_words(change)
+
+    # -- reserving ---------------------------------------------------------------------------------------------
+
+    def admit(self, claim: Claim, wait: bool) -> None:
+        """Reserve ``claim.n``; with ``wait``, in the order of asking, within the calling thread's limits.
+
+        Raises:
+            BudgetError: not now, and ``wait`` is False. SampleTimeoutError: past the deadline.
+            ClosedError: cancelled or shut down.
+        """
+        if self.segment.row < 0:
+            self.segment.seat()
+        self._try(claim, False)
+        if claim.row >= 0:
+            return
+        if self._bury_holders(claim):
+            self._try(claim, False)
+            if claim.row >= 0:
+                return
+        if not wait:
+            raise BudgetError(
+                "Replay readiness or the sample-to-insert ratio does not currently permit this sample "
+                f"({self.why_not(claim.n, claim.need)}). Pass wait=True to wait."
+            )
+        self._wait(claim)
+
+    def _wait(self, claim: Claim) -> None:
+        queue = self.samplers if claim.kind == R_SAMPLE else self.writers
+        try:
+            self._count_wait()
+            self._try(claim, True)
+            while claim.row < 0:
+                woken = event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.deadline)
+                self._check_limits(claim)
+                self._try(claim, True)
+                if claim.row < 0 and not woken:
+                    self._bury_ahead(queue, claim)
+                    self._bury_holders(claim)
+        finally:
+            if claim.place >= 0:
+                self._leave(claim)
+
+    def _check_limits(self, claim: Claim) -> None:
+        try:
+            self.ring.check_limits("wait")
+        except ClosedError as error:
+            if "cancelled" in str(error):
+                raise ClosedError("Replay-buffer sampling was cancelled.") from None
+            raise ClosedError("A shut down replay buffer cannot be sampled.") from None
+        except SampleTimeoutError:
+            timeout = self.ring.limits.timeout
+            if claim.kind == R_WRITE:
+                text = f"Replay buffer did not admit {claim.n} inserts within {timeout} seconds (max_inserts_ahead)."
+            else:
+                text = (
+                    f"Replay buffer did not obtain sample-ratio budget within {timeout} seconds: it lacks "
+                    f"{self.why_not(claim.n, claim.need)}."
+                )
+            raise SampleTimeoutError(text) from None
+
+    @section
+    def _try(self, claim: Claim, may_queue: bool) -> None:
+        lock, sleepers = self.segment.lock, ()
+        queue = self.samplers if claim.kind == R_SAMPLE else self.writers
+        try:
+            held = lock.acquire()
+            if self.ring.words[W_CLOSED]:
+                raise ClosedError("A shut down replay buffer cannot be sampled.")
+            head = queue.head(held) if queue.waiting else -1
+            mine = head < 0 or head == claim.place
+            if mine and (self.is_ready(claim.n, claim.need) if claim.kind == R_SAMPLE else self.may_write(claim.n)):
+                sleepers = self._reserve(held, claim, queue)
+            elif may_queue:
+                sleepers = self._enter(held, claim, queue)
+        finally:
+            unlock(lock.mutex)
+        if sleepers:
+            event.wake(sleepers, self.segment.path)
+
+    def _enter(self, held, claim: Claim, queue: WaitQueue) -> list[int]:
+        sleepers, segment = [], self.segment
+        if claim.place < 0:
+            segment.lock.begin(held, OP_LEDGER, self._operand(NO_ROW), self.offset)
+            claim.place = queue.enter(held, segment.row, segment.inc, claim.n, self.ring.words[W_EPOCH])
+            self.ring.words[W_SLEEPERS] += 1
+            if claim.kind == R_SAMPLE:
+                sleepers = self._ring_writers(held)
+            segment.lock.finish(held)
+        claim.seen = queue.word(claim.place)[1]
+        return sleepers
+
+    def _operand(self, row: int) -> int:
+        return self.index * (NO_ROW + 1) + row
+
+    def _reserve(self, held, claim: Claim, queue: WaitQueue) -> list[int]:
+        words, rows, lock = self.words, self._rows, self.segment.lock
+        for row in range(N_RESERVATIONS):
+            if not rows[4 * row + R_KIND]:
+                break
+        else:
+            raise MembersFullError(f"{N_RESERVATIONS} calls hold budget, the most that one buffer can")
+        lock.begin(held, OP_LEDGER, self._operand(row), self.offset)
+        at = 4 * row
+        rows[at + R_OWNER] = self.segment.inc * table.N_MEMBERS + self.segment.row
+        claim.epoch = rows[at + R_EPOCH] = self.ring.words[W_EPOCH]
+        rows[at + R_N] = claim.n
+        rows[at + R_KIND] = claim.kind
+        claim.row = row
+        words[B_RESERVED if claim.kind == R_SAMPLE else B_ADMITTED] += claim.n
+        if claim.place >= 0:
+            self._leave_place(held, claim, queue)
+        sleepers = self.wakes(held)
+        lock.finish(held)
+        return sleepers
+
+    def _leave_place(self, held, claim: Claim, queue: WaitQueue) -> None:
+        if queue.leave(held, claim.place, self.segment.row, self.segment.inc):
+            self.ring.words[W_SLEEPERS] -= 1
+        claim.place = -1
+
+    @section
+    def _leave(self, claim: Claim) -> None:
+        lock, sleepers = self.segment.lock, ()
+        queue = self.samplers if claim.kind == R_SAMPLE else self.writers
+        try:
+            held = lock.acquire()
+            lock.begin(held, OP_LEDGER, self._operand(NO_ROW), self.offset)
+            self._leave_place(held, claim, queue)
+            sleepers = self.wakes(held)
+            lock.finish(held)
+        finally:
+            unlock(lock.mutex)
+        if sleepers:
+            event.wake(sleepers, self.segment.path)
+
+    def wait_ready(self, n: int, need: int) -> bool:
+        """Wait, without a ticket, until a sample of ``n`` is possible; False when the limits end the wait."""
+        ring = self.ring
+        while True:
+            if ring.words[W_CLOSED] or ring.limits.closed():
+                raise ClosedError("A shut down replay buffer cannot become sampleable.")
+            if ring.limits.cancel_event is not None and ring.limits.cancel_event.is_set():
+                return False
+            if not self.samplers.waiting and self.is_ready(n, need):
+                return True
+            deadline = ring.limits.deadline
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(_GLANCE)
+
+    # -- settling ----------------------------------------------------------------------------------------------
+
+    @section
+    def settle(self, claim: Claim, returned: int) -> None:
+        """Give back what was reserved, count what was returned; nothing if the epoch has passed."""
+        if claim.row < 0:
+            return
+        lock, sleepers, rows, words = self.segment.lock, (), self._rows, self.words
+        point("shmreplay.settle")
+        try:
+            held = lock.acquire()
+            at = 4 * claim.row
+            mine = rows[at + R_OWNER] == self.segment.inc * table.N_MEMBERS + self.segment.row
+            if rows[at + R_KIND] and mine:
+                lock.begin(held, OP_LEDGER, self._operand(claim.row), self.offset)
+                rows[at + R_KIND] = 0
+                if claim.epoch == self.ring.words[W_EPOCH]:
+                    words[B_RESERVED if claim.kind == R_SAMPLE else B_ADMITTED] -= claim.n
+                    words[B_RETURNED] += returned
+                    if returned:
+                        self._count(returned)
+                sleepers = self.wakes(held)
+                claim.row = -1
+                lock.finish(held)
+        finally:
+            unlock(lock.mutex)
+        if sleepers:
+            event.wake(sleepers, self.segment.path)
+
+    def count(self, returned: int) -> None:
+        """Count one served call of an unlimited buffer: no lock but this process's own."""
+        if self.segment.row < 0:
+            self.segment.seat()
+        with self.segment.counter_lock:
+            self._count(returned)
+
+    def _count(self, returned: int) -> None:
+        at, counters = 4 * self.segment.row, self._counters
+        counters[at + C_RETURNED] += returned
+        counters[at + C_CALLS] += 1
+
+    def _count_wait(self) -> None:
+        with self.segment.counter_lock:
+            self._counters[4 * self.segment.row + C_WAITS] += 1
+
+    def counted(self) -> list[int]:
+        """Sums of the member counters, read twice until equal: calls, records returned, calls that waited."""
+        while True:
+            sums = self._counter_table[:, :3].sum(0).tolist()
+            if sums == self._counter_table[:, :3].sum(0).tolist():
+                return sums
+
+    def totals(self) -> tuple[int, int, int]:
+        """(sample calls, records returned, calls that waited), over all members, since the last ``empty(True)``."""
+        words, first = self.words, self.counted()
+        returned = words[B_RETURNED] if words[B_LIMITED] else first[C_RETURNED] - words[B_BASE_RETURNED]
+        return first[C_CALLS] - words[B_BASE_CALLS], returned, first[C_WAITS] + words[B_WAIT_COUNT]
+
+    # -- waking, burying, resetting ----------------------------------------------------------------------------
+
+    def wakes(self, held) -> list[int]:
+        """Ring the sampler and the writer that may go on now."""
+        sleepers, queue = [], self.samplers
+        if queue.waiting:
+            head = queue.head(held)
+            if head >= 0 and self.is_ready(queue.asked(held, head)):
+                sleepers.append(queue.ring(held, head))
+        return sleepers + self._ring_writers(held)
+
+    def _ring_writers(self, held) -> list[int]:
+        queue = self.writers
+        if queue.waiting:
+            head = queue.head(held)
+            if head >= 0 and self.may_write(queue.asked(held, head)):
+                return [queue.ring(held, head)]
+        return []
+
+    def _bury_ahead(self, queue: WaitQueue, claim: Claim) -> None:
+        ahead = queue.ahead_of(None, claim.place)
+        if ahead is not None:
+            self.ring.probe(*ahead[1:])
+
+    def _bury_holders(self, claim: Claim) -> bool:
+        """Bury dead owners of reservations and queue heads; True if there was one."""
+        members = self.segment.members
+        if members is None:
+            return False
+        dead = [owner for owner in self.owners(None) if members.is_dead(*owner)]
+        for owner in dead:
+            self.ring.state.bury(*owner)
+        return bool(dead)
+
+    def owners(self, held) -> set[tuple[int, int]]:
+        """Who holds budget, and who is at the head of a queue."""
+        owners = {divmod(int(o), table.N_MEMBERS)[::-1] for o in self._table[self._table[:, R_KIND] != 0, R_OWNER]}
+        for queue in (self.samplers, self.writers):
+            head = queue.head(held) if queue.waiting else -1
+            if head >= 0:
+                owners.add(queue.owner(held, head))
+        return owners
+
+    def forget_owner(self, held, row: int, inc: int) -> None:
+        """Free the reservations and tickets of a dead owner; inside an operation that recounts if interrupted."""
+        owner = inc * table.N_MEMBERS + row
+        for at in np.flatnonzero((self._table[:, R_KIND] != 0) & (self._table[:, R_OWNER] == owner)).tolist():
+            self._rows[4 * at + R_KIND] = 0
+        for queue in (self.samplers, self.writers):
+            for place in queue.places_of(held, row, inc):
+                queue.leave(held, place, row, inc)
+        self.recount(held)
+
+    def free_row(self, held, row: int) -> None:
+        """The reservation row that an unfinished operation was about."""
+        if row < NO_ROW:
+            self._rows[4 * row + R_KIND] = 0
+
+    def recount(self, held) -> int:
+        """Set the sums from the rows and the queues; returns how many tickets wait."""
+        epoch, rows = self.ring.words[W_EPOCH], self._table
+        for kind, word in ((R_SAMPLE, B_RESERVED), (R_WRITE, B_ADMITTED)):
+            mine = (rows[:, R_KIND] == kind) & (rows[:, R_EPOCH] == epoch)
+            self.words[word] = int(rows[mine, R_N].sum())
+        return self.samplers.recount(held) + self.writers.recount(held)
+
+    def clear(self) -> None:
+        """No reservation and no ticket: the content came from elsewhere, their owners did not."""
+        start = self.offset + table.L_RESERVATIONS
+        self.segment.control[start : self.offset + table.L_COUNTERS] = 0
+        self.recount(None)
+
+    def emptied(self, held, zero: bool) -> None:
+        """The epoch has passed: open reservations count no more; with ``zero``, neither does what was returned."""
+        self.words[B_RESERVED] = self.words[B_ADMITTED] = 0
+        if zero:
+            calls, returned, _ = self._counter_table[:, :3].sum(0).tolist()  # no loop under the lock
+            self.words[B_RETURNED] = 0
+            self.words[B_BASE_RETURNED] = returned
+            self.words[B_BASE_CALLS] = calls

@@ -1,0 +1,108 @@
+"""A first-come-first-served queue of waiting calls, in shared memory.
+
+One row a waiting call: ticket (0 when free; else the ticket's number minus 2**62, so that free rows never are the
+smallest), owner, how much it asks, epoch, and the futex word that it sleeps on. All changes under the lock; TICKET is
+written last on entering and cleared first on leaving, so a row is either absent or whole. Only the head may be
+served. A waiter that dies stays in the queue until the one behind it asks (each nap) and removes it.
+"""
+
+import numpy as np
+
+from ..errors import MembersFullError
+from ..shm import table
+from ..shm.table import Q_EPOCH, Q_HEADER_NEXT, Q_HEADER_WAITING, Q_INC, Q_N, Q_ROW, Q_TICKET, Q_WORD
+
+_BASE = 1 << 62
+
+
+class WaitQueue:
+    """The queue at byte ``offset`` of a segment."""
+
+    def __init__(self, segment, offset: int, purpose: str):
+        self._words = segment.words
+        self._head = offset >> 3
+        self._rows = self._head + 8
+        self._address = segment.address + offset + 64
+        self._purpose = purpose
+        rows = segment.control[offset + 64 : offset + 64 + 64 * table.N_TICKETS].view(np.int64)
+        self._tickets = rows.reshape(table.N_TICKETS, 8)[:, Q_TICKET]
+
+    @property
+    def waiting(self) -> int:
+        """How many tickets wait."""
+        return self._words[self._head + Q_HEADER_WAITING]
+
+    def enter(self, held, row: int, inc: int, n: int, epoch: int) -> int:
+        """Queue up; returns the place (a row index) to ask with."""
+        words = self._words
+        for place in range(table.N_TICKETS):
+            at = self._rows + 8 * place
+            if not words[at + Q_TICKET]:
+                break
+        else:
+            raise MembersFullError(f"{table.N_TICKETS} calls wait {self._purpose}, the most that can: raise timeouts")
+        number = words[self._head + Q_HEADER_NEXT]
+        words[self._head + Q_HEADER_NEXT] = number + 1
+        words[at + Q_ROW], words[at + Q_INC] = row, inc
+        words[at + Q_N], words[at + Q_EPOCH] = n, epoch
+        words[at + Q_TICKET] = number - _BASE
+        words[self._head + Q_HEADER_WAITING] += 1
+        return place
+
+    def leave(self, held, place: int, row: int, inc: int) -> bool:
+        """Give the place up; False if somebody else removed it (then nothing changes)."""
+        words, at = self._words, self._rows + 8 * place
+        if not words[at + Q_TICKET] or words[at + Q_ROW] != row or words[at + Q_INC] != inc:
+            return False
+        words[at + Q_TICKET] = 0
+        words[self._head + Q_HEADER_WAITING] -= 1
+        return True
+
+    def head(self, held) -> int:
+        """The place that is served next; -1 when nobody waits."""
+        place = int(self._tickets.argmin())
+        return place if self._tickets[place] else -1
+
+    def asked(self, held, place: int) -> int:
+        """How much the call at ``place`` asks for."""
+        return self._words[self._rows + 8 * place + Q_N]
+
+    def ahead_of(self, held, place: int) -> tuple[int, int, int] | None:
+        """(place, row, incarnation) of the one directly ahead; None for the head."""
+        tickets = self._tickets
+        mine = tickets[place]
+        before = int(np.where(tickets < mine, tickets, -(1 << 63)).argmax())
+        if tickets[before] >= mine:
+            return None
+        at = self._rows + 8 * before
+        return before, self._words[at + Q_ROW], self._words[at + Q_INC]
+
+    def owner(self, held, place: int) -> tuple[int, int]:
+        """(row, incarnation) of the call at ``place``."""
+        at = self._rows + 8 * place
+        return self._words[at + Q_ROW], self._words[at + Q_INC]
+
+    def word(self, place: int) -> tuple[int, int]:
+        """Address of the place's futex word, and its value now."""
+        return self._address + 64 * place + 8 * Q_WORD, self._words[self._rows + 8 * place + Q_WORD] & 0x7FFFFFFF
+
+    def ring(self, held, place: int) -> int:
+        """Change the word of ``place``; returns its address, to be woken after the lock."""
+        at = self._rows + 8 * place + Q_WORD
+        self._words[at] = (self._words[at] + 1) & 0x7FFFFFFF
+        return self._address + 64 * place + 8 * Q_WORD
+
+    def recount(self, held) -> int:
+        """Set the count from the rows; after a holder died."""
+        count = int(np.count_nonzero(self._tickets))
+        self._words[self._head + Q_HEADER_WAITING] = count
+        return count
+
+    def places_of(self, held, row: int, inc: int) -> list[int]:
+        """The places that an owner holds."""
+        words = self._words
+        return [
+            int(place)
+            for place in np.flatnonzero(self._tickets)
+            if words[self._rows + 8 * place + Q_ROW] == row and words[self._rows + 8 * place + Q_INC] == inc
+        ]

@@ -1,0 +1,505 @@
+"""What every storage does: slots, stamps and reads that never mix two records. Where the records lie is below."""
+
+import os
+import time
+import weakref
+
+import numpy as np
+import torch
+
+from ..errors import BudgetError, ShmReplayError
+from ..shm import table
+from ..shm.points import point
+from ..shm.segment import Segment
+from ..shm.table import (
+    LIST_SLOTS, W_CLAIMED, W_CURSOR, W_EPOCH, W_EXTENT, W_GATE, W_LEN, W_NEXT_INC, W_OPEN, W_OPEN_ODD, W_SLEEPERS,
+    W_WRITES,
+)  # fmt: skip
+from ..state.recovery import State
+from ..state.ring import Write, Writing
+from ..state.stamps import all_whole, whole
+
+_PASSES = 3
+_PATIENCE = 0.1  # seconds that a read without a deadline waits for a record to be whole
+
+
+def state_of(segment: Segment) -> State:
+    """The one State of a segment in this process."""
+    known = getattr(segment, "state_ref", None)
+    state = known() if known is not None else None
+    if state is None:
+        state = State(segment)
+        segment.state_ref = weakref.ref(state)
+    return state
+
+
+class Storage:
+    """Base of the storages; also the base for user classes.
+
+    A storage owns the segment: records, stamps, ring and ``write_count``. Several buffers may use one storage; they
+    share the ring, and each has a ledger of its own.
+
+    Mutable: ``state``/``ring`` (replaced by ``share``), the random stream of this process; all else is shared state
+    behind ``ring`` or fixed at construction.
+
+    Args:
+        max_size (int): number of slots.
+
+    Source: ``torchrl.data.Storage``. ``rb.storage[...]`` returns private copies, never live views.
+    """
+
+    ndim = 1
+    device = torch.device("cpu")
+    can_share = False
+    supports_conditional_update = False
+
+    def __init__(self, max_size: int, *, compilable: bool = False):
+        if isinstance(max_size, bool) or not isinstance(max_size, (int, np.integer)):
+            raise TypeError(f"max_size must be a positive integer. Got {max_size!r}.")
+        if max_size < 1:
+            raise ValueError(f"max_size must be a positive integer. Got {max_size}.")
+        self.max_size = int(max_size)
+        self._rng = None
+        self._stream, self._stream_inc = None, None
+        self._unpickled = False
+        self._buffers = weakref.WeakSet()
+        self._bind(self._new_segment())
+
+    def _bind(self, segment: Segment) -> None:
+        self.state = state_of(segment)
+        self.segment = segment
+        self.ring = self.state.ring
+        self.ring.claim_rows = self._claim_rows_hook()
+
+    def _new_segment(self) -> Segment:
+        return Segment.private(self.max_size)
+
+    def _claim_rows_hook(self):
+        claim = weakref.WeakMethod(self._claim_rows)
+        return lambda start, rows: claim()(start, rows)
+
+    # -- what a kind of storage fills in -----------------------------------------------------------------------
+
+    def stage(self, data, *, batched: bool):
+        """Check and convert ``data``; raises before anything changes. Returns an object with ``n``."""
+        raise NotImplementedError
+
+    def _put(self, where, staged, offset: int, n: int) -> None:
+        """Copy ``n`` staged records from ``offset`` on to the slots ``where`` (a slice or an index array)."""
+        raise NotImplementedError
+
+    def _gather(self, slots: np.ndarray):
+        """The records of ``slots`` as a chunk, a private copy."""
+        raise NotImplementedError
+
+    def _regather(self, chunk, at: np.ndarray, slots: np.ndarray) -> None:
+        """Replace the records at positions ``at`` of a chunk by those of ``slots``."""
+        raise NotImplementedError
+
+    def _keep(self, chunk, kept: np.ndarray):
+        """The chunk's records at the positions ``kept``."""
+        raise NotImplementedError
+
+    def build(self, chunk):
+        """The user's structure over a chunk; batch dimension first."""
+        raise NotImplementedError
+
+    def build_one(self, chunk):
+        """The single record of a chunk of one."""
+        raise NotImplementedError
+
+    def _claim_rows(self, start: int, rows: int) -> None:
+        """Claim rows ``start`` to ``rows`` of records and stamps; a step more where there is room."""
+        self.ring.claimed(min(self.max_size, max(rows, start + 1024)))
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def append(self, staged, writing: Writing) -> np.ndarray:
+        """Write staged records at the cursor; returns their slots, int64 [n], in order.
+
+        Runs of at most a quarter of the ring are contiguous; each record appears as a whole, in order of commits.
+        """
+        ring, n, done = self.ring, staged.n, 0
+        if n <= ring.quarter:
+            start = self._append_run(staged, 0, n, writing)
+            slots = np.arange(start, start + n)
+            return slots % ring.capacity if start + n > ring.capacity else slots
+        parts = []
+        while done < n:
+            size = min(n - done, ring.quarter)
+            start = self._append_run(staged, done, size, writing)
+            parts.append(np.arange(start, start + size) % ring.capacity)
+            done += size
+        return np.concatenate(parts)
+
+    def _append_run(self, staged, offset: int, n: int, writing: Writing) -> int:
+        ring, capacity = self.ring, self.max_size
+        write = Write(n)
+        try:
+            ring.reserve(write, writing)
+            start = write.start % capacity
+            first = min(n, capacity - start)
+            self._put(slice(start, start + first), staged, offset, first)
+            if first < n:
+                self._put(slice(0, n - first), staged, offset + first, n - first)
+            ring.commit(write)
+        finally:
+            if write.entry >= 0:
+                ring.abandon(write)
+        return start
+
+    def write_at(self, slots: np.ndarray, staged, writing: Writing) -> None:
+        """Write staged records to named slots (int64 [n]); a slot named twice is written twice, in order."""
+        if slots.size and (slots.min() < 0 or slots.max() >= self.max_size):
+            raise IndexError(f"write_at takes indices from 0 to {self.max_size - 1}. Got {slots.tolist()}.")
+        limit = min(LIST_SLOTS, self.ring.quarter)
+        done = 0
+        while done < slots.size:
+            part = slots[done : done + limit]
+            _, first = np.unique(part, return_index=True)
+            if first.size < part.size:  # up to the first repetition
+                repeated = np.setdiff1d(np.arange(part.size), first)
+                part = part[: repeated.min()]
+            write = Write(part.size, part)
+            try:
+                self.ring.reserve(write, writing)
+                self._put(part, staged, done, part.size)
+                self.ring.commit(write)
+            finally:
+                if write.entry >= 0:
+                    self.ring.abandon(write)
+            done += part.size
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def read(self, slots: np.ndarray, redraw) -> tuple:
+        """Gather whole records: (chunk, slots, generations, epoch), all private.
+
+        A row that was being written before or while it was gathered is drawn again with ``redraw(k)`` and gathered
+        alone; after three passes what is left is read under a pin, fair with waiting writers.
+
+        Raises:
+            BudgetError: no record is there, and none came (100 ms, or the calling thread's deadline).
+        """
+        ring = self.ring
+        epoch = ring.words[W_EPOCH]
+        before = ring.stamps.take(slots)
+        chunk = self._gather(slots)
+        point("shmreplay.gathered")
+        after = ring.stamps.take(slots)
+        if not (before.tobytes() == after.tobytes() and all_whole(before, epoch)):
+            slots, before = slots.copy(), before.copy()
+            self._read_again(chunk, slots, before, after, epoch, redraw)
+        return chunk, slots, before[:, 1] - 1, epoch
+
+    def _read_again(self, chunk, slots, before, after, epoch: int, redraw) -> None:
+        """Replace, in place, the rows that were not whole from before to after the gather."""
+        stamps = self.ring.stamps
+        bad = np.flatnonzero(~whole(before, epoch) | (before != after).any(1))
+        for _ in range(_PASSES):
+            if not bad.size:
+                return
+            drawn = redraw(bad.size)
+            rows = stamps.take(drawn)
+            self._regather(chunk, bad, drawn)
+            good = whole(rows, epoch) & (rows == stamps.take(drawn)).all(1)
+            slots[bad], before[bad] = drawn, rows
+            bad = bad[~good]
+        if bad.size:
+            self._read_pinned(chunk, bad, slots, before, epoch, redraw)
+
+    def _read_pinned(self, chunk, bad, slots, before, epoch: int, redraw) -> None:
+        ring, limits = self.ring, self.ring.limits
+        give_up = limits.deadline if limits.deadline is not None else time.monotonic() + _PATIENCE
+        while bad.size:
+            if ring.words[W_EPOCH] != epoch:
+                raise PassedError("the replay buffer was emptied while it was sampled")
+            write = Write(min(bad.size, LIST_SLOTS, ring.quarter))
+            try:
+                pinned = ring.pin(write, redraw(4 * write.n + 16))
+                if pinned.size:
+                    at, bad = bad[: pinned.size], bad[pinned.size :]
+                    slots[at], before[at] = pinned, ring.stamps.take(pinned)
+                    self._regather(chunk, at, pinned)
+                    continue
+            finally:
+                if write.entry >= 0:
+                    ring.abandon(write)
+            if time.monotonic() > give_up:
+                raise BudgetError(
+                    "Cannot sample: no whole record was found in the storage, "
+                    f"{ring.words[W_LEN]} are there and others are being written. Pass wait=True to wait."
+                )
+            ring.check_limits("Replay buffer found no whole record")
+            time.sleep(0.0005)
+
+    def read_whole(self, slots: np.ndarray) -> tuple:
+        """The whole records among ``slots``, in their order: (chunk, slots). Holes are left out."""
+        ring = self.ring
+        epoch = ring.words[W_EPOCH]
+        before = ring.stamps.take(slots)
+        there = whole(before, epoch)
+        if not there.all():
+            slots, before = slots[there], before[there]
+        chunk = self._gather(slots)
+        bad = np.flatnonzero((before != ring.stamps.take(slots)).any(1))
+        gone = self._read_same(chunk, slots, bad)
+        if gone.size:
+            kept = np.setdiff1d(np.arange(slots.size), gone)
+            chunk, slots = self._keep(chunk, kept), slots[kept]
+        return chunk, slots
+
+    def _read_same(self, chunk, slots, bad: np.ndarray) -> np.ndarray:
+        """Gather the positions ``bad`` again, pinned; returns those whose record is gone."""
+        ring, gone = self.ring, []
+        limit = min(LIST_SLOTS, ring.quarter)
+        for start in range(0, bad.size, limit):
+            at = bad[start : start + limit]
+            write = Write(at.size)
+            try:
+                pinned = ring.pin(write, np.unique(slots[at]))
+                hit = np.isin(slots[at], pinned)
+                if hit.any():
+                    self._regather(chunk, at[hit], slots[at[hit]])
+                gone.append(at[~hit])
+            finally:
+                if write.entry >= 0:
+                    ring.abandon(write)
+        return np.concatenate(gone) if gone else np.empty(0, np.int64)
+
+    def read_exactly(self, slots: np.ndarray):
+        """The records of ``slots``, one row each, as a chunk.
+
+        Raises:
+            IndexError: a slot holds no record (never written, emptied, or given up by its writer), or is out of range.
+        """
+        if slots.size and (slots.min() < 0 or slots.max() >= self.max_size):
+            raise IndexError(f"index out of range: the storage has slots 0 to {self.max_size - 1}")
+        give_up = time.monotonic() + _PATIENCE
+        while True:
+            chunk, found = self.read_whole(slots)
+            if found.size == slots.size:
+                return chunk
+            if time.monotonic() > give_up or not self.ring.words[W_LEN]:
+                missing = np.setdiff1d(slots, found)
+                raise IndexError(f"no record in slots {missing[:8].tolist()}: never written, emptied or abandoned")
+            time.sleep(0.0005)
+
+    def get(self, index):
+        """The record (int) or records (slice, tensor, list, array, bool mask) at ``index``; a private copy.
+
+        A slice leaves holes out; other indices raise IndexError for a slot without a record.
+        """
+        self._check_seat()
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        extent = self.ring.words[W_EXTENT]
+        if isinstance(index, slice):
+            start, stop, step = index.indices(extent)
+            chunk, _ = self.read_whole(np.arange(start, stop, step))
+            return self._built(chunk)
+        if index is None or index is Ellipsis:
+            return self.get(slice(None))
+        slots = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+        if slots.dtype == bool:
+            slots = np.flatnonzero(slots)
+        slots = slots.astype(np.int64)
+        slots = np.where(slots < 0, slots + extent, slots)
+        chunk = self.read_exactly(np.ascontiguousarray(slots.reshape(-1)))
+        if slots.ndim == 0:
+            return self.build_one(chunk)
+        return self._built(chunk)
+
+    def _built(self, chunk):
+        return self.build(chunk)
+
+    def __getitem__(self, index):
+        return self.get(index)
+
+    def __iter__(self):
+        for i in range(self.ring.words[W_EXTENT]):
+            try:
+                record = self.get(i)
+            except IndexError:
+                continue
+            yield record
+
+    def __len__(self) -> int:
+        return self.ring.words[W_LEN]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self) == self.max_size
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([self.max_size])
+
+    def contains(self, item) -> bool:
+        """Whether slot ``item`` holds a record."""
+        if not 0 <= int(item) < self.max_size:
+            return False
+        return bool(self.ring.stamps.whole_count(slice(int(item), int(item) + 1), self.ring.words[W_EPOCH]))
+
+    __contains__ = contains
+
+    def _max_size_along_dim0(self, *, single_data=None, batched_data=None) -> int:
+        return self.max_size
+
+    # -- stamps and counters -----------------------------------------------------------------------------------
+
+    def generations(self, slots: np.ndarray) -> np.ndarray:
+        """Public generations of ``slots``, int64; -1 where never written or out of range."""
+        return self.ring.stamps.public(slots, self.ring.words[W_EPOCH])
+
+    @property
+    def write_count(self) -> int:
+        """Records written since the last ``empty()``."""
+        return self.ring.words[W_WRITES]
+
+    @property
+    def cursor(self) -> int:
+        """The slot that the next round-robin write takes."""
+        return self.ring.words[W_CURSOR] % self.max_size
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self.ring.empty(empty_write_count)
+
+    # -- drawing -----------------------------------------------------------------------------------------------
+
+    def _rand_given_ndim(self, batch_size: int) -> torch.Tensor:
+        return torch.randint(0, self.ring.words[W_EXTENT] or 1, (batch_size,), generator=self._generator())
+
+    def _generator(self) -> torch.Generator | None:
+        """The generator of this process: the user's or torch's own where the buffer was made, else a stream apart."""
+        if self._stream_inc == self.segment.inc:
+            return self._stream
+        inc = self.segment.inc
+        if self._stream_inc is None and not self._unpickled and not self.segment.in_child:
+            self._stream = self._rng
+        else:
+            seed = self._rng.initial_seed() if self._rng is not None else torch.initial_seed()
+            mixed = np.random.SeedSequence([seed & (2**64 - 1), inc & (2**64 - 1), self.segment.row & 0xFFFF, os.getpid()])
+            self._stream = torch.Generator().manual_seed(int(mixed.generate_state(1, np.uint64)[0]) & (2**63 - 1))
+        self._stream_inc = inc
+        return self._stream
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw with ``generator`` in this process; None for the default again."""
+        self._rng = generator
+        if generator is not None:
+            self._check_seat()
+            self._stream, self._stream_inc = generator, self.segment.inc
+        else:
+            self._stream_inc = None
+
+    # -- sharing -----------------------------------------------------------------------------------------------
+
+    def _check_seat(self) -> None:
+        if self.segment.row < 0:
+            self.segment.seat()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can hold this storage."""
+        return not self.segment.exclusive
+
+    @property
+    def path(self) -> str | None:
+        """Where other processes attach; None while unshared."""
+        return self.segment.path if self.is_shared else None
+
+    def share(self) -> None:
+        """Move into shared memory; overridden by storages that can."""
+        raise RuntimeError(
+            f"Cannot share a storage of type {type(self).__name__} between processes: its records are Python objects. "
+            "Use LazyTensorStorage (shared memory) or LazyMemmapStorage (a disk)."
+        )
+
+    # -- content -----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict:
+        """A shared storage travels as a handle; an unshared one with its content."""
+        state = {"class_state": self._local_state(), "max_size": self.max_size}
+        if self.is_shared:
+            return state | {"path": self.segment.path}
+        return state | {"content": self.content()}
+
+    def __setstate__(self, state: dict) -> None:
+        self._rng, self._stream, self._stream_inc = None, None, None
+        self._unpickled = "path" in state
+        self._buffers = weakref.WeakSet()
+        self.max_size = state["max_size"]
+        self.__dict__.update(state["class_state"])
+        if "path" in state:
+            self._attach_segment(Segment.attach(state["path"]))
+        else:
+            self._bind(self._new_segment())
+            self._take_content(state["content"])
+
+    def __deepcopy__(self, memo):
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        state = {"class_state": self._local_state(), "max_size": self.max_size, "content": self.content()}
+        other.__setstate__(state)
+        return other
+
+    def _attach_segment(self, segment: Segment) -> None:
+        self._bind(segment)
+
+    def _local_state(self) -> dict:
+        """Attributes of this object that belong to no segment."""
+        return {}
+
+    def content(self) -> dict:
+        """Everything in private copies: words, ledgers, stamps, records; one moment, writers held off."""
+        ring, segment = self.ring, self.segment
+        ring.hold_writers()
+        try:
+            claimed, words = ring.words[W_CLAIMED], []
+            ledgers = table.LEDGERS + table.LEDGER_NBYTES * len(self.state.used_ledgers())
+
+            def copy_small(held, _):
+                words.append(segment.control[table.OP : table.UNDO].copy())
+                words.append(segment.control[table.LEDGERS : ledgers].copy())
+
+            ring.set_words(copy_small)
+            return {
+                "words": words[0],
+                "ledgers": words[1],
+                "stamps": segment.stamps[:claimed].copy(),
+                "records": self._records_content(claimed),
+            }
+        finally:
+            ring.release_writers()
+
+    def _records_content(self, claimed: int):
+        """Private copies of the records in the first ``claimed`` slots."""
+        raise NotImplementedError
+
+    def _take_records(self, records, claimed: int) -> None:
+        """Put what ``_records_content`` gave; the segment is new and nobody else has it."""
+        raise NotImplementedError
+
+    def _take_content(self, content: dict) -> None:
+        segment, saved = self.segment, content["words"].view(np.int64)
+        claimed = int(saved[((table.WORDS - table.OP) >> 3) + W_CLAIMED])
+        inc = self.ring.words[W_NEXT_INC]
+        segment.control[table.OP : table.UNDO] = content["words"]
+        segment.words[table.OP >> 3] = 0
+        for word in (W_CLAIMED, W_GATE, W_OPEN, W_OPEN_ODD, W_SLEEPERS):
+            self.ring.words[word] = 0
+        self.ring.words[W_NEXT_INC] = inc
+        segment.control[table.LEDGERS : table.LEDGERS + content["ledgers"].size] = content["ledgers"]
+        for ledger in self.state.used_ledgers():
+            ledger.clear()
+        self._take_records(content["records"], claimed)
+        segment.stamps[:claimed] = content["stamps"]
+
+    def attach(self, buffer) -> None:
+        """Register a buffer that uses this storage. Source: ``Storage.attach``."""
+        self._buffers.add(buffer)
+
+
+class PassedError(ShmReplayError, RuntimeError):
+    """A sample whose epoch passed under it; the buffer asks again."""

@@ -1,0 +1,165 @@
+"""Records in files on a disk, counters and stamps in shared memory beside them."""
+
+import os
+import uuid
+
+import numpy as np
+
+from ..errors import VersionError
+from ..shm import space, table
+from ..shm.lock import section, unlock
+from ..shm.segment import Segment, free_if_dead, own_scratch, read_marker, write_marker
+from ..shm.table import W_CLAIMED, W_NEXT_INC
+from ..state.recovery import State
+from .tensor import TensorStorage
+
+__all__ = ["LazyMemmapStorage"]
+
+
+class LazyMemmapStorage(TensorStorage):
+    """Keeps records in memory-mapped files of ``scratch_dir``; shared with ``share()``.
+
+    Counters, stamps and locks stay on a tmpfs, so that they cost no disk writes. When the last process has ended, by
+    exit or by SIGKILL, they are saved beside the records, and the folder can be opened again; that needs no copy.
+
+    Args:
+        max_size (int): number of slots.
+        scratch_dir (str, optional): the folder; made if missing, never removed. Default: a temporary folder of our
+            own, freed with the buffer.
+        existsok (bool): open a folder that holds the records of an earlier buffer and go on with them.
+
+    Raises:
+        FileExistsError: the folder is in use, or was used and ``existsok`` is False.
+        VersionError: the folder was left by a power loss (its counters are gone): load a checkpoint instead.
+        SpaceError: no room on the disk, at the first write.
+
+    Source: ``torchrl.data.LazyMemmapStorage``; there, ``existsok=True`` opens the files but not their counters.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from shmreplay import LazyMemmapStorage, ReplayBuffer
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rb = ReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir=folder), batch_size=2)
+        ...     _ = rb.extend(torch.arange(3))
+        ...     len(rb)
+        3
+    """
+
+    def __init__(
+        self, max_size: int, *, scratch_dir=None, device="cpu", existsok: bool = False, compilable: bool = False,
+        shared_init: bool = False,
+    ):  # fmt: skip
+        self._scratch, self._existsok = None if scratch_dir is None else os.path.abspath(scratch_dir), existsok
+        super().__init__(max_size, device=device, compilable=compilable, shared_init=shared_init)
+
+    def _new_segment(self) -> Segment:
+        scratch = getattr(self, "_scratch", None)
+        if scratch is None:
+            folder = os.path.join(own_scratch(), uuid.uuid4().hex[:16])
+            os.makedirs(folder, mode=0o700)
+            segment = self._made(folder, ours=True)
+        else:
+            os.makedirs(scratch, exist_ok=True)
+            marker = read_marker(scratch)
+            if marker is not None:
+                return self._reopened(scratch, marker)
+            segment = self._made(scratch, ours=False)
+            write_marker(scratch, segment.path)
+        return segment
+
+    def _made(self, folder: str, *, ours: bool) -> Segment:
+        config = {"storage": type(self).__name__, "records_folder": folder, "records_are_ours": ours}
+        segment = Segment.create(self.max_size, config)
+        segment.exclusive = True
+        self._folder = folder
+        return segment
+
+    def _attach_segment(self, segment: Segment) -> None:
+        super()._attach_segment(segment)
+        if not segment.config()["records_are_ours"]:
+            self._scratch = self._folder
+
+    def _reopened(self, folder: str, marker: dict) -> Segment:
+        if not self._existsok:
+            raise FileExistsError(
+                f"{folder} holds the records of an earlier replay buffer. Pass existsok=True to go on with them, or "
+                "choose an empty folder."
+            )
+        if marker["segment"] is not None:
+            if not free_if_dead(marker["segment"]) and os.path.isdir(marker["segment"]):
+                raise FileExistsError(f"{folder} is in use by a living process: shmreplay.attach({folder!r}) joins it")
+            marker = read_marker(folder)
+        if marker["segment"] is not None:
+            raise VersionError(
+                f"{folder} was left by a power loss or a reboot: its counters and stamps, which were in memory, are "
+                "gone. Load a checkpoint into a new folder."
+            )
+        control = os.path.join(folder, "control")
+        saved = np.memmap(control, np.uint8, "r")
+        capacity = int(saved[: 8 * 8].view(np.int64)[table.H_CAPACITY])
+        if capacity != self.max_size:
+            raise ValueError(f"{folder} holds {capacity} slots, max_size={self.max_size} was asked. Ask for {capacity}.")
+        segment = self._made(folder, ours=False)
+        _restore(segment, saved)
+        write_marker(folder, segment.path)
+        return segment
+
+    def _local_state(self) -> dict:
+        return {"_scratch": None, "_existsok": False}
+
+    @property
+    def scratch_dir(self) -> str:
+        """The folder of the records."""
+        return self._folder
+
+    @property
+    def path(self) -> str | None:
+        """Where other processes attach: the folder if the user named it; None while unshared."""
+        return (self._scratch or self.segment.path) if self.is_shared else None
+
+
+def _restore(segment: Segment, saved: np.ndarray) -> None:
+    """Take over the saved bytes of a control file whose processes are all dead, and resolve what they left."""
+    words = segment.words
+    head = saved[: table.FIXED_NBYTES].view(np.int64)
+    layout = slice(8 * table.H_LAYOUT_STATE, 8 * (table.H_LAYOUT_DIGEST + 4))
+    space.claim(
+        os.path.join(segment.path, "control"),
+        [(table.LEDGERS, table.FIXED_NBYTES - table.LEDGERS)],
+        "the ledgers of a buffer",
+        memory=True,
+    )
+    claimed = int(head[(table.WORDS >> 3) + W_CLAIMED])
+    at = table.stamps_offset(segment.capacity)
+    if claimed:
+        stamps = (at, table.STAMP_NBYTES * claimed)
+        space.claim(os.path.join(segment.path, "control"), [stamps], "the stamps of a buffer", memory=True)
+        segment.control[at : at + table.STAMP_NBYTES * claimed] = saved[at : at + table.STAMP_NBYTES * claimed]
+    segment.control[layout] = saved[layout]
+    segment.control[table.OP : table.MEMBERS] = saved[table.OP : table.MEMBERS]
+    segment.control[table.JOURNAL : table.FIXED_NBYTES] = saved[table.JOURNAL : table.FIXED_NBYTES]
+    inc = int(head[(table.WORDS >> 3) + W_NEXT_INC]) + 1
+    words[(table.WORDS >> 3) + W_NEXT_INC] = inc
+    segment.members.register(None, segment.row, inc)
+    segment.inc = inc
+    _resolve_all(State(segment))
+
+
+@section
+def _resolve_all(state: State) -> None:
+    segment, ring = state.segment, state.ring
+    try:
+        held = segment.lock.acquire()
+        owners = {ring.journal.owner(entry) for entry in ring.journal.entries(held)}
+        for ledger in state.used_ledgers():
+            owners |= ledger.owners(held)
+        owners.add((ring.words[table.W_GATE_ROW], ring.words[table.W_GATE_INC]))
+        for row, inc in owners:
+            if inc and inc != segment.inc:
+                mine = segment.members.row == row
+                state.resolve_owner(held, row, inc)
+                if mine:
+                    segment.members.register(held, row, segment.inc)
+    finally:
+        unlock(segment.lock.mutex)
+
