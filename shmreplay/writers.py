@@ -191,6 +191,6 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         ['index', 'index_generation', 'obs']
     """
 
-    def _labels(self, data) -> bool:
+    def labels(self, data) -> bool:
         """Whether samples like ``data`` carry the slot and its generation."""
         return is_tensor_collection(data) and not is_tensorclass(data)

@@ -15,7 +15,7 @@ from ..shm.table import (
     B_BASE_CALLS, B_BASE_RETURNED, B_DENOMINATOR, B_LIMITED, B_NUMERATOR, B_RETURNED, B_WAIT_COUNT, W_CLAIMED,
     W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_LEN, W_OPEN_ODD, W_OPEN_SLOTS, W_WRITES,
 )  # fmt: skip
-from ..state.ring import GATE_LOAD
+from ..state.control import GATE_LOAD
 
 __all__ = ["Snapshot"]
 

@@ -29,9 +29,10 @@ from ..shm.table import (
     B_IN_USE, B_LIMITED, M_INC, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS, W_OPEN,
     W_RECOVERIES, W_SLEEPERS,
 )  # fmt: skip
+from .control import GATE_LOAD
 from .ledger import NO_ROW, Ledger
 from .ops import OP_ABANDON, OP_COMMIT, OP_EMPTY, OP_LEDGER, OP_RESERVE, OP_WORDS
-from .ring import GATE_LOAD, Ring
+from .ring import Ring
 
 _log = logging.getLogger("shmreplay")
 

@@ -1,15 +1,12 @@
 """What every storage does: slots, stamps and reads that never mix two records. Where the records lie is below."""
 
 import os
-import time
 import weakref
 
 import numpy as np
 import torch
 
-from ..errors import BudgetError, ShmReplayError
 from ..shm import table
-from ..shm.points import point
 from ..shm.segment import Segment
 from ..shm.table import (
     LIST_SLOTS, W_CLAIMED, W_CURSOR, W_EPOCH, W_EXTENT, W_GATE, W_LEN, W_NEXT_INC, W_OPEN, W_OPEN_ODD, W_SLEEPERS,
@@ -17,10 +14,7 @@ from ..shm.table import (
 )  # fmt: skip
 from ..state.recovery import State
 from ..state.ring import Write, Writing
-from ..state.stamps import all_whole, whole
-
-_PASSES = 3
-_PATIENCE = 0.1  # seconds that a read without a deadline waits for a record to be whole
+from .reading import Reading
 
 
 def state_of(segment: Segment) -> State:
@@ -33,7 +27,7 @@ def state_of(segment: Segment) -> State:
     return state
 
 
-class Storage:
+class Storage(Reading):
     """Base of the storages; also the base for user classes.
 
     A storage owns the segment: records, stamps, ring and ``write_count``. Several buffers may use one storage; they
@@ -171,119 +165,6 @@ class Storage:
             done += part.size
 
     # -- reading -----------------------------------------------------------------------------------------------
-
-    def read(self, slots: np.ndarray, redraw) -> tuple:
-        """Gather whole records: (chunk, slots, generations, epoch), all private.
-
-        A row that was being written before or while it was gathered is drawn again with ``redraw(k)`` and gathered
-        alone; after three passes what is left is read under a pin, fair with waiting writers.
-
-        Raises:
-            BudgetError: no record is there, and none came (100 ms, or the calling thread's deadline).
-        """
-        ring = self.ring
-        epoch = ring.words[W_EPOCH]
-        before = ring.stamps.take(slots)
-        chunk = self._gather(slots)
-        point("shmreplay.gathered")
-        after = ring.stamps.take(slots)
-        if not (before.tobytes() == after.tobytes() and all_whole(before, epoch)):
-            slots, before = slots.copy(), before.copy()
-            self._read_again(chunk, slots, before, after, epoch, redraw)
-        return chunk, slots, before[:, 1] - 1, epoch
-
-    def _read_again(self, chunk, slots, before, after, epoch: int, redraw) -> None:
-        """Replace, in place, the rows that were not whole from before to after the gather."""
-        stamps = self.ring.stamps
-        bad = np.flatnonzero(~whole(before, epoch) | (before != after).any(1))
-        for _ in range(_PASSES):
-            if not bad.size:
-                return
-            drawn = redraw(bad.size)
-            rows = stamps.take(drawn)
-            self._regather(chunk, bad, drawn)
-            good = whole(rows, epoch) & (rows == stamps.take(drawn)).all(1)
-            slots[bad], before[bad] = drawn, rows
-            bad = bad[~good]
-        if bad.size:
-            self._read_pinned(chunk, bad, slots, before, epoch, redraw)
-
-    def _read_pinned(self, chunk, bad, slots, before, epoch: int, redraw) -> None:
-        ring, limits = self.ring, self.ring.limits
-        give_up = limits.deadline if limits.deadline is not None else time.monotonic() + _PATIENCE
-        while bad.size:
-            if ring.words[W_EPOCH] != epoch:
-                raise PassedError("the replay buffer was emptied while it was sampled")
-            write = Write(min(bad.size, LIST_SLOTS, ring.quarter))
-            try:
-                pinned = ring.pin(write, redraw(4 * write.n + 16))
-                if pinned.size:
-                    at, bad = bad[: pinned.size], bad[pinned.size :]
-                    slots[at], before[at] = pinned, ring.stamps.take(pinned)
-                    self._regather(chunk, at, pinned)
-                    continue
-            finally:
-                if write.entry >= 0:
-                    ring.abandon(write)
-            if time.monotonic() > give_up:
-                raise BudgetError(
-                    "Cannot sample: no whole record was found in the storage, "
-                    f"{ring.words[W_LEN]} are there and others are being written. Pass wait=True to wait."
-                )
-            ring.check_limits("Replay buffer found no whole record")
-            time.sleep(0.0005)
-
-    def read_whole(self, slots: np.ndarray) -> tuple:
-        """The whole records among ``slots``, in their order: (chunk, slots). Holes are left out."""
-        ring = self.ring
-        epoch = ring.words[W_EPOCH]
-        before = ring.stamps.take(slots)
-        there = whole(before, epoch)
-        if not there.all():
-            slots, before = slots[there], before[there]
-        chunk = self._gather(slots)
-        bad = np.flatnonzero((before != ring.stamps.take(slots)).any(1))
-        gone = self._read_same(chunk, slots, bad)
-        if gone.size:
-            kept = np.setdiff1d(np.arange(slots.size), gone)
-            chunk, slots = self._keep(chunk, kept), slots[kept]
-        return chunk, slots
-
-    def _read_same(self, chunk, slots, bad: np.ndarray) -> np.ndarray:
-        """Gather the positions ``bad`` again, pinned; returns those whose record is gone."""
-        ring, gone = self.ring, []
-        limit = min(LIST_SLOTS, ring.quarter)
-        for start in range(0, bad.size, limit):
-            at = bad[start : start + limit]
-            write = Write(at.size)
-            try:
-                pinned = ring.pin(write, np.unique(slots[at]))
-                hit = np.isin(slots[at], pinned)
-                if hit.any():
-                    self._regather(chunk, at[hit], slots[at[hit]])
-                gone.append(at[~hit])
-            finally:
-                if write.entry >= 0:
-                    ring.abandon(write)
-        return np.concatenate(gone) if gone else np.empty(0, np.int64)
-
-    def read_exactly(self, slots: np.ndarray):
-        """The records of ``slots``, one row each, as a chunk.
-
-        Raises:
-            IndexError: a slot holds no record (never written, emptied, or given up by its writer), or is out of range.
-        """
-        if slots.size and (slots.min() < 0 or slots.max() >= self.max_size):
-            raise IndexError(f"index out of range: the storage has slots 0 to {self.max_size - 1}")
-        give_up = time.monotonic() + _PATIENCE
-        while True:
-            chunk, found = self.read_whole(slots)
-            if found.size == slots.size:
-                return chunk
-            if time.monotonic() > give_up or not self.ring.words[W_LEN]:
-                missing = np.setdiff1d(slots, found)
-                raise IndexError(f"no record in slots {missing[:8].tolist()}: never written, emptied or abandoned")
-            time.sleep(0.0005)
 
     def get(self, index):
         """The record (int) or records (slice, tensor, list, array, bool mask) at ``index``; a private copy.
@@ -499,7 +380,3 @@ class Storage:
     def attach(self, buffer) -> None:
         """Register a buffer that uses this storage. Source: ``Storage.attach``."""
         self._buffers.add(buffer)
-
-
-class PassedError(ShmReplayError, RuntimeError):
-    """A sample whose epoch passed under it; the buffer asks again."""
