@@ -106,7 +106,7 @@ class RoundRobinWriter(Writer):
         Returns:
             int64 tensor of the index's shape, on its device; -1 for never-written and out-of-range slots.
         """
-        if not self._track_generations:
+        if not self._track_generations or self._storage is None:
             return super().generations_of(index)
         if isinstance(index, tuple):
             index = index[0]
@@ -116,14 +116,12 @@ class RoundRobinWriter(Writer):
         return torch.as_tensor(found).to(device)
 
     def add(self, data) -> int:
-        storage = self._storage
-        return int(storage.append(storage.stage(data, batched=False), self._writing)[0])
+        return int(self._storage.write(data, self._writing, batched=False)[0])
 
     def extend(self, data) -> torch.Tensor:
-        storage = self._storage
-        slots = torch.from_numpy(storage.append(storage.stage(data, batched=True), self._writing))
+        slots = torch.from_numpy(self._storage.write(data, self._writing, batched=True))
         device = getattr(data, "device", None)
-        return slots if device is None or device.type == "cpu" else slots.to(device)
+        return slots.to(device) if isinstance(device, torch.device) and device.type != "cpu" else slots
 
     def write_at(self, index, data):
         """Write to named slots, without moving the cursor; their generations advance, ``write_count`` too.
@@ -144,11 +142,8 @@ class RoundRobinWriter(Writer):
         batched = not single
         if single and is_tensor_collection(data) and data.ndim and len(data) == 1 and storage.ndim == 1:
             batched = True
-        staged = storage.stage(data, batched=batched)
         slots = np.ascontiguousarray(_as_slots(index).reshape(-1))
-        if slots.size != staged.n:
-            raise ValueError(f"write_at got {slots.size} indices for {staged.n} records; give one index a record")
-        storage.write_at(slots, staged, self._writing)
+        storage.write(data, self._writing, batched=batched, slots=slots)
         return index
 
     @property

@@ -15,7 +15,8 @@ _NAP = 0.25  # longest wait in one call, so that the stop word and a dead superv
 
 def over_issued(stats: dict) -> int:
     """Returns how many samples the buffer gave out beyond ratio x inserts, by one reading of its counters."""
-    allowed = Fraction(stats["target_samples_per_insert"]) * stats["write_count"]
+    ratio = Fraction(repr(float(stats["target_samples_per_insert"])))  # 0.3 means three tenths, not the float near it
+    allowed = ratio * stats["write_count"]
     return max(0, stats["samples_returned"] - int(allowed))
 
 

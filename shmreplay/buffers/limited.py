@@ -29,4 +29,4 @@ class Limited:
     def _set(self, values) -> None:
         limits = self._limits
         limits.deadline, limits.timeout, limits.cancel_event, limits.closed = values
-        self._lock.deadlines.at = values[0]
+        self._lock.here.deadline = values[0]

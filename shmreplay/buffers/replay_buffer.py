@@ -86,6 +86,7 @@ class ReplayBuffer(Sampling, Handle, Snapshot):
         self._collate_fn = collate_fn
         self._warned = False
         self._closed = False
+        self._rng = None
         self._storage.attach(self)
         self._writer.register_storage(self._storage)
         self._ledger_index = self._storage.state.add_ledger().index
@@ -228,13 +229,12 @@ class ReplayBuffer(Sampling, Handle, Snapshot):
         """
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
             return self[:][index]
-        data = self._storage.get(index)
-        if isinstance(self._storage, ListStorage) and isinstance(data, list):
-            data = self._storage.build(data)
-        return data
+        return self._storage.get(index, self._storage.build)
 
     def __iter__(self):
-        while True:
+        if self._batch_size is None:
+            raise RuntimeError("Cannot iterate over the replay buffer. Batch_size was not specified at construction.")
+        while not self._sampler.ran_out:
             yield self.sample()
 
     @property
@@ -248,6 +248,8 @@ class ReplayBuffer(Sampling, Handle, Snapshot):
         Beyond TorchRL's keys: ``waiting`` (calls of ``sample`` that wait), ``live_members`` (attached processes),
         ``recovered`` (operations that a dead or interrupted holder of the lock had left), ``dead_members``.
         """
+        if self._segment.row < 0:
+            self._segment.seat()
         words, ledger = self._ring.words, self._ledger
         calls, returned, waits = ledger.totals()
         size, capacity, written = words[W_LEN], self._storage.max_size, words[W_WRITES]

@@ -101,12 +101,12 @@ class Sampling:
             raise BudgetError("Cannot sample from an empty storage.")
         try:
             self._ledger.admit(claim, wait)
-        except SampleTimeoutError as error:
+        except SampleTimeoutError:
             if limited:
                 raise
             raise SampleTimeoutError(
                 f"Replay buffer did not become sampleable for a batch of {claim.n} items within "
-                f"{self._ring.limits.timeout} seconds ({error})"
+                f"{self._ring.limits.timeout} seconds: it lacks {self._ledger.why_not(claim.n, claim.need)}."
             ) from None
 
     def _draw(self, n: int) -> tuple:
@@ -149,7 +149,9 @@ class Sampling:
         """Whether ``sample(batch_size)`` would be served at once: data, budget, and nobody waiting before it."""
         n = self._batch_size if batch_size is None else as_count(batch_size, "batch_size")
         if n is None:
-            raise RuntimeError(_NO_SIZE.replace("sample method", "can_sample method"))
+            raise RuntimeError(
+                "batch_size not specified. Configure it on the replay buffer or pass it to can_sample()."
+            )
         if self._closed or self._ring.words[W_CLOSED] or self._ledger.samplers.waiting:
             return False
         return self._ready(n)

@@ -219,6 +219,13 @@ class RecordLayout:
             n = _checked_count(data.batch_size if has_batch_size else tensors[0].shape, data)
         return self._stager.stage_tensors([tensors[i] for i in self._order], n, batched)
 
+    def set_aside(self) -> None:
+        """Let this thread's next `stage` leave the buffer of its last one alone.
+
+        For a call from a signal handler, which may run while the thread still copies what it staged.
+        """
+        self._stager.set_aside()
+
     def allocate(self, n: int) -> Chunk:
         """Fresh memory for n records, into which bytes are gathered for `build`.
 

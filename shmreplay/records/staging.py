@@ -172,6 +172,10 @@ class Stager:
             rows[:, start : start + field.nbytes] = flat.view(torch.uint8)
         return rows
 
+    def set_aside(self) -> None:
+        """Use another buffer from now on, in this thread: the present one is still being copied from."""
+        self._kept.buffer, self._kept.plans = np.zeros(0, np.uint8), {}
+
     def _plan(self, key: int) -> _Plan | None:
         """The views for `key` records (or one without batch dimension), on a buffer that is large enough."""
         if key == 0:

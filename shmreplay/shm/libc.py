@@ -5,13 +5,16 @@ for the GIL), ``_FREE`` releases it (anything that may sleep or take long).
 """
 
 import ctypes
-import ctypes.util
 import errno
+import fcntl
 import os
 
 _KEEP = ctypes.PyDLL(None, use_errno=True)
 _FREE = ctypes.CDLL(None, use_errno=True)
 
+LOCK_EX, LOCK_NB, LOCK_UN = fcntl.LOCK_EX, fcntl.LOCK_NB, fcntl.LOCK_UN
+
+flock = _KEEP.flock
 mutex_trylock = _KEEP.pthread_mutex_trylock
 mutex_unlock = _KEEP.pthread_mutex_unlock
 mutex_consistent = _KEEP.pthread_mutex_consistent

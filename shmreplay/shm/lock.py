@@ -1,20 +1,25 @@
-"""The crash-robust lock of a segment.
+"""The crash-robust lock of a segment, in two kinds.
 
-A robust process-shared mutex says *that* its holder died; the operation word beside it says *in what*. The protocol:
+A robust process-shared mutex (or the kernel's ``flock``) says *that* its holder died or let go; the operation word
+beside it says *in what*. The protocol:
 
-- A section is ``try: held = lock.acquire(); ...; finally: unlock(mutex)``. The acquire stands inside the ``try``
-  because SIGINT may land right after the C call; the unlock is a bare C call because Python looks for signals when a
-  Python function begins, never before a C call. Unlocking what this thread does not own is EPERM, nothing else.
+- A section is ``try: held = lock.acquire(); ...; finally: lock.here.unlock()``. The acquire stands inside the ``try``
+  because SIGINT may land right after the C call; ``here.unlock`` is a C callable because Python looks for signals when
+  a Python function begins, never before a C call. Unlocking what this thread does not own does nothing.
 - Before its first change a section saves the scalar words (``begin``) and sets the operation word; it clears the
   word last. Whoever acquires and finds the word set - the holder died, or left by KeyboardInterrupt, by a raising
   signal handler, by MemoryError - restores the words and applies the recovery table before anything else.
 - If the recoverer dies as well the word is still set and the saved words are untouched: the next one does it again.
-- A thread that owns the mutex must not wait for the GIL: the try-lock keeps the GIL, a busy lock is slept on without
+- A thread that owns the lock must not wait for the GIL: the try-lock keeps the GIL, a busy lock is slept on without
   owning it. What runs inside keeps the GIL too (slices, scalars, small one-dimensional fancy indexing).
 
-Dies after trylock, before ``begin``: EOWNERDEAD with a clear word, nothing to do. Dies between EOWNERDEAD and
-``consistent``: EOWNERDEAD again. Interrupted there: the unlock makes the mutex unrecoverable, and the next caller
-makes it anew under a file lock (nobody can own it in that state).
+``PthreadLock``. Dies after trylock, before ``begin``: EOWNERDEAD with a clear word, nothing to do. Dies between
+EOWNERDEAD and ``consistent``: EOWNERDEAD again. Interrupted there: the unlock makes the mutex unrecoverable, and the
+next caller makes it anew under a file lock (nobody can own it in that state).
+
+``FlockLock``. A description for each thread, so that threads exclude each other as processes do. The kernel releases it
+when the last descriptor closes: a forked child closes what it inherited at once, but a child forked behind Python's
+back keeps a dead parent's lock until it executes something else.
 """
 
 import ctypes
@@ -24,15 +29,19 @@ import random
 import sys
 import threading
 import time
+import weakref
+from functools import partial
 
 from filelock import FileLock
 
 from ..errors import CorruptError, SampleTimeoutError, ShmReplayError
 from . import libc, table
 
-unlock = libc.mutex_unlock
-
-_SECTIONS = set()  # code objects that hold the lock while they run
+_SECTIONS = set()  # code objects that hold a lock while they run
+_OP = table.OP >> 3
+_WORDS = table.WORDS >> 3
+_UNDO = table.UNDO >> 3
+_LAST_OWNER = (table.LOCK + 48) >> 3
 
 
 def section(function):
@@ -47,55 +56,36 @@ class Held:
     __slots__ = ()
 
 
-class _NotMine:
-    """Stands in for the mutex in the ``finally`` of a section that was refused because its thread is inside already."""
+class Here(threading.local):
+    """What belongs to the calling thread: how it unlocks, and until when it may wait for a busy lock."""
 
-    def __init__(self, lock: "RobustLock"):
-        self._lock, self._mutex, self._thread = lock, lock.mutex, threading.get_native_id()
-        self._unowned = ctypes.create_string_buffer(64)
-        libc.mutex_init(ctypes.addressof(self._unowned))
-
-    @property
-    def _as_parameter_(self):
-        if threading.get_native_id() != self._thread:
-            return self._mutex
-        self._lock.mutex = self._mutex
-        return ctypes.c_void_p(ctypes.addressof(self._unowned))
+    def __init__(self, make_unlock):
+        self.unlock = make_unlock(self)
+        self.deadline = None
 
 
-class RobustLock:
-    """A mutex in shared memory that survives the death of its holder.
+class Lock:
+    """What both kinds share: the operation word, the saved words, waiting for a busy lock.
 
-    Mutable: the mutex and the operation word (shared; under the mutex), ``recover`` (local, set once by the owner of
-    the words that it repairs). Nothing else changes after construction.
+    Mutable: the operation word and the saved words (shared; under the lock), ``recover`` (local, set once by the owner
+    of the words that it repairs), ``here`` (per thread; anew in a forked child).
     """
 
-    def __init__(self, words: memoryview, address: int, repair_path: str | None):
+    def __init__(self, words: memoryview):
         self._words = words
-        self.mutex = ctypes.c_void_p(address + table.LOCK)
-        self._owner = ctypes.c_int.from_address(address + table.LOCK)
-        self._repair_path = repair_path
         self._held = Held()
         self.recover = None
-        self.deadlines = threading.local()
+        self.here = Here(self._make_unlock)
+
+    def _make_unlock(self, here: Here):
+        raise NotImplementedError
 
     def create(self) -> None:
-        """Initialise the mutex; before anybody else can see it."""
-        libc.mutex_init(self.mutex.value)
+        """Initialise the lock's bytes; before anybody else can see them."""
 
-    def acquire(self) -> Held:
-        """Own the lock; inside a ``try`` whose ``finally`` is ``unlock(lock.mutex)``.
-
-        Raises:
-            SampleTimeoutError: the calling thread's deadline passed while a live (say, stopped) process held it.
-            ShmReplayError: a signal handler or finalizer called in while this thread was inside the lock.
-        """
-        code = libc.mutex_trylock(self.mutex)
-        if code:
-            self._acquire_slowly(code)
-        if self._words[_OP]:
-            self.recover(self._held)
-        return self._held
+    def forked(self) -> None:
+        """In a forked child: what threads held in-process is the parent's."""
+        self.here = Here(self._make_unlock)
 
     def begin(self, held: Held, op: int, argument: int, ledger_words: int = 0) -> None:
         """Save the scalar words, then say which operation starts. ``ledger_words``: byte offset, 0 for none."""
@@ -122,28 +112,9 @@ class RobustLock:
             words[start : start + table.N_WORDS] = words[_UNDO + table.N_WORDS : _UNDO + 2 * table.N_WORDS]
         return words[_OP], words[_OP + 1]
 
-    def _acquire_slowly(self, code: int) -> None:
-        pause = 0.0
-        while True:
-            if code == 0:
-                return
-            if code == errno.EOWNERDEAD:
-                libc.mutex_consistent(self.mutex)
-                return
-            if code == errno.ENOTRECOVERABLE:
-                self._make_anew()
-            elif code != errno.EBUSY:
-                raise CorruptError(f"the lock answered {code} ({os.strerror(code)}): the segment is damaged")
-            elif self._owner.value & 0x3FFFFFFF == threading.get_native_id():
-                self._check_not_inside()
-                return  # left by an interruption: this thread owns it still
-            else:
-                pause = self._pause(pause)
-            code = libc.mutex_trylock(self.mutex)
-
     def _pause(self, pause: float) -> float:
         """Sleep without owning; the first rounds are short, as holds are."""
-        deadline = getattr(self.deadlines, "at", None)
+        deadline = self.here.deadline
         if deadline is not None and time.monotonic() > deadline:
             raise SampleTimeoutError(
                 "the lock of the replay buffer was not free before the deadline: its holder lives but does not run "
@@ -152,32 +123,126 @@ class RobustLock:
         time.sleep(pause * (0.5 + random.random()))
         return min(0.001, pause * 2 or 0.00001)
 
-    def _check_not_inside(self) -> None:
-        frame = sys._getframe(3)  # the section that asks
+    def _check_not_inside(self, depth: int) -> None:
+        """Raise if the section that asks, ``depth`` frames up, was called from inside another one of this thread."""
+        frame = sys._getframe(depth)
         while frame is not None:
             frame = frame.f_back
             if frame is not None and frame.f_code in _SECTIONS:
-                self.mutex = _NotMine(self)
+                here = self.here  # the refused section's unlock must not unlock for the outer one
+                here.unlock = partial(setattr, here, "unlock", here.unlock)
                 raise ShmReplayError(
                     "a replay buffer was called from a signal handler or finalizer while the same thread was inside "
                     "its lock; set a flag there and call the buffer from the main code"
                 )
 
+
+class PthreadLock(Lock):
+    """A normal, robust, process-shared pthread mutex. Its owner is a thread id: one pid namespace only."""
+
+    def __init__(self, words: memoryview, address: int, folder: str | None):
+        self._mutex = ctypes.c_void_p(address + table.LOCK)
+        self._owner = ctypes.c_int.from_address(address + table.LOCK)
+        self._repair_path = folder and os.path.join(folder, "repair")
+        super().__init__(words)
+
+    def _make_unlock(self, here: Here):
+        return partial(libc.mutex_unlock, self._mutex)
+
+    def create(self) -> None:
+        libc.mutex_init(self._mutex.value)
+
+    def acquire(self) -> Held:
+        """Own the lock; inside a ``try`` whose ``finally`` is ``lock.here.unlock()``.
+
+        Raises:
+            SampleTimeoutError: the calling thread's deadline passed while a live (say, stopped) process held it.
+            ShmReplayError: a signal handler or finalizer called in while this thread was inside the lock.
+        """
+        code = libc.mutex_trylock(self._mutex)
+        if code:
+            self._acquire_slowly(code)
+        if self._words[_OP]:
+            self.recover(self._held)
+        return self._held
+
+    def _acquire_slowly(self, code: int) -> None:
+        pause = 0.0
+        while code:
+            if code == errno.EOWNERDEAD:
+                libc.mutex_consistent(self._mutex)
+                return
+            if code == errno.ENOTRECOVERABLE:
+                self._make_anew()
+            elif code != errno.EBUSY:
+                raise CorruptError(f"the lock answered {code} ({os.strerror(code)}): the segment is damaged")
+            elif self._owner.value & 0x3FFFFFFF == threading.get_native_id():
+                self._check_not_inside(3)
+                return  # left by an interruption: this thread owns it still
+            else:
+                pause = self._pause(pause)
+            code = libc.mutex_trylock(self._mutex)
+
     def _make_anew(self) -> None:
         if self._repair_path is None:
-            libc.mutex_init(self.mutex.value)
+            libc.mutex_init(self._mutex.value)
             return
         with FileLock(self._repair_path):
-            code = libc.mutex_trylock(self.mutex)
+            code = libc.mutex_trylock(self._mutex)
             if code == errno.ENOTRECOVERABLE:
-                libc.mutex_init(self.mutex.value)
+                libc.mutex_init(self._mutex.value)
             elif code == errno.EOWNERDEAD:
-                libc.mutex_consistent(self.mutex)
-                libc.mutex_unlock(self.mutex)
+                libc.mutex_consistent(self._mutex)
+                libc.mutex_unlock(self._mutex)
             elif code == 0:
-                libc.mutex_unlock(self.mutex)
+                libc.mutex_unlock(self._mutex)
 
 
-_OP = table.OP >> 3
-_WORDS = table.WORDS >> 3
-_UNDO = table.UNDO >> 3
+class _Descriptor:
+    """An open description of the lock file, closed with its thread."""
+
+    def __init__(self, path: str):
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close
+
+
+class FlockLock(Lock):
+    """``flock`` on a kept description for each thread; works across pid namespaces. A try loop when busy."""
+
+    def __init__(self, words: memoryview, address: int, folder: str | None):
+        self._path = os.path.join(folder, "lock")
+        self._descriptors = weakref.WeakSet()
+        super().__init__(words)
+
+    def _make_unlock(self, here: Here):
+        here.descriptor = _Descriptor(self._path)
+        self._descriptors.add(here.descriptor)
+        return partial(libc.flock, here.descriptor.fd, libc.LOCK_UN)
+
+    def forked(self) -> None:
+        for descriptor in list(self._descriptors):
+            descriptor.close()
+        self._descriptors = weakref.WeakSet()
+        super().forked()
+
+    def acquire(self) -> Held:
+        """Own the lock; see ``PthreadLock.acquire``."""
+        fd, words, me = self.here.descriptor.fd, self._words, threading.get_native_id()
+        if words[_LAST_OWNER] == me:  # flock lets a thread in twice
+            self._check_not_inside(2)
+        pause = 0.0
+        while libc.flock(fd, libc.LOCK_EX | libc.LOCK_NB):
+            pause = self._pause(pause)
+        words[_LAST_OWNER] = me
+        if words[_OP]:
+            self.recover(self._held)
+        return self._held
+
+
+KINDS = {"pthread": PthreadLock, "flock": FlockLock}

@@ -66,6 +66,7 @@ class Members:
     def __init__(self, path: str, words: memoryview):
         self._path = path
         self._words = words
+        self._namespace = os.stat("/proc/self/ns/pid").st_ino
         self.fd = -1
         self.row = -1
         self.inc = -1
@@ -108,6 +109,8 @@ class Members:
         answer = fcntl.fcntl(self.fd, _F_OFD_GETLK, _flock(fcntl.F_WRLCK, row, 1))
         if _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK:
             return True
+        if words[table.H_PIDNS] != self._namespace:
+            return False  # its pid means nothing here
         pid, started = words[at + table.M_PID], words[at + table.M_START]
         now = start_time(pid)
         return now is None or (started != 0 and now != started)

@@ -23,9 +23,13 @@ from filelock import FileLock
 
 from ..errors import ForkError, ShmReplayError, VersionError
 from . import space, table
-from .lock import RobustLock, section, unlock
+from .event import KINDS as EVENTS
+from .lock import KINDS as LOCKS
+from .lock import section
 from .members import Members, nobody_lives
 from .points import point
+
+DEFAULT_KINDS = ("pthread", "futex")
 
 _live: "weakref.WeakSet[Segment]" = weakref.WeakSet()
 _attached: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
@@ -53,6 +57,21 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def chosen_kinds(lock: str | None, event: str | None) -> tuple[str, str]:
+    """The kinds of lock and event: as asked, else as SHMREPLAY_LOCK and SHMREPLAY_EVENT say, else the fast ones.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    chosen = []
+    for name, asked, known in (("lock", lock, LOCKS), ("event", event, EVENTS)):
+        kind = asked or os.environ.get(f"SHMREPLAY_{name.upper()}") or next(iter(known))
+        if kind not in known:
+            raise ValueError(f"{name}={kind!r}: there is {' and '.join(map(repr, known))}")
+        chosen.append(kind)
+    return chosen[0], chosen[1]
+
+
 def map_file(path: str, nbytes: int) -> np.ndarray:
     """Map ``nbytes`` of the file at ``path``, shared and writable; uint8."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -71,7 +90,7 @@ def map_private(nbytes: int) -> np.ndarray:
 class Segment:
     """The mapped control bytes of one buffer's storage, its lock and its members."""
 
-    def __init__(self, control: np.ndarray, capacity: int, path: str | None):
+    def __init__(self, control: np.ndarray, capacity: int, path: str | None, kinds: tuple[str, str] = DEFAULT_KINDS):
         self.capacity = capacity
         self.path = path
         self.control = control
@@ -80,7 +99,9 @@ class Segment:
         at = table.stamps_offset(capacity)
         self.stamps = control[at : at + table.STAMP_NBYTES * capacity].view(np.int64).reshape(capacity, 4)
         self.stamps32 = self.stamps.view(np.int32)
-        self.lock = RobustLock(self.words, self.address, path and os.path.join(path, "repair"))
+        self.kinds = kinds
+        self.lock = LOCKS[kinds[0]](self.words, self.address, path)
+        self.event = EVENTS[kinds[1]]
         self.members = Members(os.path.join(path, "members"), self.words) if path else None
         self.row, self.inc = -1, -1
         self.counter_lock = threading.Lock()
@@ -100,8 +121,10 @@ class Segment:
         return segment
 
     @classmethod
-    def create(cls, capacity: int, config: dict) -> "Segment":
+    def create(cls, capacity: int, config: dict, kinds: tuple[str, str]) -> "Segment":
         """A new directory; sweeps what the dead left first. ``config`` is kept as JSON beside the control file.
+
+        ``kinds`` names the lock and the event, the same for every process.
 
         Raises:
             SpaceError: no room for the fixed part.
@@ -113,7 +136,7 @@ class Segment:
             path = os.path.join(home, uuid.uuid4().hex[:16])
             os.mkdir(path, 0o700)
             try:
-                segment = cls._create_files(path, capacity, config)
+                segment = cls._create_files(path, capacity, config, kinds)
             except BaseException:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
@@ -121,15 +144,15 @@ class Segment:
         return segment
 
     @classmethod
-    def _create_files(cls, path: str, capacity: int, config: dict) -> "Segment":
+    def _create_files(cls, path: str, capacity: int, config: dict, kinds: tuple[str, str]) -> "Segment":
         with open(os.path.join(path, "config.json"), "w") as file:
-            json.dump(config | {"capacity": capacity}, file)
+            json.dump(config | {"capacity": capacity, "lock": kinds[0], "event": kinds[1]}, file)
         control = os.path.join(path, "control")
         for name in (control, os.path.join(path, "members")):
             os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.truncate(control, table.control_nbytes(capacity))
         space.claim(control, [(0, table.LEDGERS + table.LEDGER_NBYTES)], "the control file of a buffer", memory=True)
-        segment = cls(map_file(control, table.control_nbytes(capacity)), capacity, path)
+        segment = cls(map_file(control, table.control_nbytes(capacity)), capacity, path, kinds)
         segment._write_header()
         segment.lock.create()
         segment._take_seat()
@@ -152,15 +175,16 @@ class Segment:
             return segment
         try:
             with open(os.path.join(path, "config.json")) as file:
-                capacity = json.load(file)["capacity"]
+                config = json.load(file)
             size = os.path.getsize(os.path.join(path, "control"))
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"no replay buffer at {path}: it was freed when its last process ended, or never existed"
             ) from None
         head = np.fromfile(os.path.join(path, "control"), np.int64, 32)
-        _check_header(head, path, capacity, size)
-        segment = cls(map_file(os.path.join(path, "control"), size), capacity, path)
+        capacity, kinds = config["capacity"], (config["lock"], config["event"])
+        _check_header(head, path, capacity, size, kinds)
+        segment = cls(map_file(os.path.join(path, "control"), size), capacity, path, kinds)
         segment._own()
         return segment
 
@@ -212,7 +236,7 @@ class Segment:
             words[(table.WORDS >> 3) + table.W_NEXT_INC] = inc
             self.members.register(held, row, inc)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
 
     def _write_header(self) -> None:
         words = self.words
@@ -229,12 +253,12 @@ class Segment:
         self.row, self.inc = -1, -1
         self.in_child = True
         self.counter_lock = threading.Lock()
-        self.lock.deadlines = threading.local()
+        self.lock.forked()
         if self.members is not None:
             self.members.forget()
 
 
-def _check_header(head: np.ndarray, path: str, capacity: int, size: int) -> None:
+def _check_header(head: np.ndarray, path: str, capacity: int, size: int, kinds: tuple[str, str]) -> None:
     if head.size < 32 or head[table.H_MAGIC] != table.MAGIC:
         raise VersionError(f"{path} is not a replay buffer")
     version = int(head[table.H_VERSION])
@@ -247,10 +271,10 @@ def _check_header(head: np.ndarray, path: str, capacity: int, size: int) -> None
         raise VersionError(f"{path}: its control file does not fit its config ({size} bytes, capacity {capacity})")
     if head[table.H_BOOT_ID] != boot_id():
         raise VersionError(f"{path} was left by an earlier boot of the machine: load a checkpoint instead")
-    if head[table.H_PIDNS] != pid_namespace():
+    if head[table.H_PIDNS] != pid_namespace() and kinds[0] == "pthread":
         raise VersionError(
-            f"{path} belongs to another pid namespace, and its lock names threads by their ids there: run both in "
-            "one pid namespace (docker: --pid=container:... or --pid=host)"
+            f"{path} belongs to another pid namespace, and its lock names threads by their ids there: make the storage "
+            'with lock="flock" (or SHMREPLAY_LOCK=flock), or run both in one pid namespace (docker: --pid=host)'
         )
 
 

@@ -15,8 +15,8 @@ import threading
 import time
 
 from ..errors import ClosedError, SampleTimeoutError
-from ..shm import event, table
-from ..shm.lock import section, unlock
+from ..shm import table
+from ..shm.lock import section
 from ..shm.points import locked_point
 from ..shm.table import (
     W_CLAIMED, W_CLOSED, W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_GATE_INC, W_GATE_ROW, W_LEN, W_OPEN,
@@ -36,6 +36,7 @@ class Limits(threading.local):
     deadline: float | None = None
     timeout: float | None = None
     cancel_event = None
+    depth = 0  # writes of this thread under way; above 1 in a signal handler or finalizer
 
     def __init__(self):
         self.closed = lambda: False
@@ -91,7 +92,7 @@ class Control:
             if rows > self.words[W_CLAIMED]:
                 self.words[W_CLAIMED] = rows
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
 
     def wakes(self, held) -> list[int]:
         """Ring whoever may go on now: the first blocked write, and the samplers that the ledgers name."""
@@ -170,9 +171,9 @@ class Control:
             sleepers = self.wakes(held)
             lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
         return None
 
     def apply_empty(self, held, zero_writes: bool) -> None:
@@ -203,9 +204,9 @@ class Control:
             sleepers = self.wakes(held)
             lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
 
     def close(self) -> None:
         """End all waits and writes, in every process; they notice within one nap."""

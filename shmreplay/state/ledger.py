@@ -20,8 +20,8 @@ from fractions import Fraction
 import numpy as np
 
 from ..errors import BudgetError, ClosedError, MembersFullError, SampleTimeoutError
-from ..shm import event, table
-from ..shm.lock import section, unlock
+from ..shm import table
+from ..shm.lock import section
 from ..shm.points import point
 from ..shm.table import (
     B_ADMITTED, B_BASE_CALLS, B_BASE_RETURNED, B_DENOMINATOR, B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, B_NUMERATOR,
@@ -100,8 +100,6 @@ class Ledger:
     def why_not(self, n: int, need: int = 1) -> str:
         """What a sample of ``n`` lacks, with the figures."""
         words, size = self.words, self.ring.words[W_LEN]
-        if self.samplers.waiting:
-            return f"{self.samplers.waiting} calls of sample(wait=True) wait before it"
         if size < max(need, words[B_MIN_SIZE]):
             return f"data: {size} records are there, {max(need, words[B_MIN_SIZE])} are needed"
         budget = self.budget()
@@ -110,6 +108,8 @@ class Ledger:
                 f"the ratio: samples_per_insert={self.ratio():g}, {self.ring.words[W_WRITES]} records inserted, "
                 f"{words[B_RETURNED]} sampled, {words[B_RESERVED]} reserved: budget {budget} for a batch of {n}"
             )
+        if self.samplers.waiting:
+            return f"its turn: {self.samplers.waiting} calls of sample(wait=True) wait"
         return "nothing any more"
 
     def limits(self, written: int, returned: int, waits: int) -> dict:
@@ -172,7 +172,7 @@ class Ledger:
             self._count_wait()
             self._try(claim, True)
             while claim.row < 0:
-                woken = event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.deadline)
+                woken = self.segment.event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.deadline)
                 self._check_limits(claim)
                 self._try(claim, True)
                 if claim.row < 0 and not woken:
@@ -215,9 +215,9 @@ class Ledger:
             elif may_queue:
                 sleepers = self._enter(held, claim, queue)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
 
     def _enter(self, held, claim: Claim, queue: WaitQueue) -> list[int]:
         sleepers, segment = [], self.segment
@@ -271,9 +271,9 @@ class Ledger:
             sleepers = self.wakes(held)
             lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
 
     def wait_ready(self, n: int, need: int) -> bool:
         """Wait, without a ticket, until a sample of ``n`` is possible; False when the limits end the wait."""
@@ -315,9 +315,9 @@ class Ledger:
                 claim.row = -1
                 lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
 
     def count(self, returned: int) -> None:
         """Count one served call of an unlimited buffer: no lock but this process's own."""

@@ -22,8 +22,8 @@ import logging
 import weakref
 
 from ..errors import MembersFullError
-from ..shm import event, table
-from ..shm.lock import section, unlock
+from ..shm import table
+from ..shm.lock import section
 from ..shm.points import locked_point
 from ..shm.table import (
     B_IN_USE, B_LIMITED, M_INC, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS, W_OPEN,
@@ -133,9 +133,9 @@ class State:
                 sleepers = self.ring.wakes(held)
                 buried = True
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
         if buried:
             pid = self.segment.words[(table.MEMBERS >> 3) + 8 * row + table.M_PID]
             _log.warning("a process of the replay buffer died (pid %d); what it held was given back", pid)
@@ -172,7 +172,7 @@ class State:
                 self._recount(held)
             lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
 
     def _drop_gate(self, held) -> None:
         words = self.ring.words

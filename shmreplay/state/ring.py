@@ -9,8 +9,7 @@ The words are those of ``control.py``.
 import numpy as np
 
 from ..errors import ClosedError, CorruptError
-from ..shm import event
-from ..shm.lock import section, unlock
+from ..shm.lock import section
 from ..shm.points import locked_point, point
 from ..shm.table import (
     J_COUNT, J_EPOCH, J_KIND, J_START, J_WHOLE, LIST, OP_NEXT_WRITER, PIN, RANGE, W_CLAIMED, W_CLOSED, W_COMMITS,
@@ -81,7 +80,8 @@ class Ring(Control):
                 self._leave_queue(write)
 
     def _nap(self, write: Write) -> None:
-        woken = write.place >= 0 and event.nap(self.queue.word(write.place)[0], write.seen, self.limits.deadline)
+        event, place = self.segment.event, write.place
+        woken = place >= 0 and event.nap(self.queue.word(place)[0], write.seen, self.limits.deadline)
         self.check_limits("Replay buffer did not get the slots to write")
         if not woken:
             self.probe(*write.blocked)
@@ -115,7 +115,7 @@ class Ring(Control):
             elif may_queue and write.blocked is not _CLAIM:
                 self._enter_queue(held, write)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
 
     def _blocked(self, held, write: Write) -> tuple[int, int] | None:
         words = self.words
@@ -200,10 +200,10 @@ class Ring(Control):
             write.entry = -1
             lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         point("shmreplay.committed")
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
 
     def apply_commit(self, held, entry: int) -> None:
         """The locked half of a commit; applied again after its holder died inside."""
@@ -233,9 +233,9 @@ class Ring(Control):
                 lock.finish(held)
             write.entry = -1
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)
 
     def apply_abandon(self, held, entry: int) -> None:
         """The locked half of giving up; the cursor goes back if this is the newest reservation."""
@@ -294,7 +294,7 @@ class Ring(Control):
             elif may_queue:
                 self._enter_queue(held, write)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
 
     # -- queue of blocked writes -------------------------------------------------------------------------------
 
@@ -323,6 +323,6 @@ class Ring(Control):
             sleepers = self.wakes(held)
             lock.finish(held)
         finally:
-            unlock(lock.mutex)
+            lock.here.unlock()
         if sleepers:
-            event.wake(sleepers, self.segment.path)
+            self.segment.event.wake(sleepers, self.segment.path)

@@ -108,6 +108,26 @@ class Storage(Reading):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
+    def write(self, data, writing: Writing, *, batched: bool, slots: np.ndarray | None = None) -> np.ndarray:
+        """Stage ``data`` and write it at the cursor, or to ``slots``; returns the slots, int64 [n]."""
+        limits = self.ring.limits
+        limits.depth += 1
+        try:
+            if limits.depth > 1:
+                self._set_aside()
+            staged = self.stage(data, batched=batched)
+            if slots is None:
+                return self.append(staged, writing)
+            if slots.size != staged.n:
+                raise ValueError(f"write_at got {slots.size} indices for {staged.n} records; give one index a record")
+            self.write_at(slots, staged, writing)
+            return slots
+        finally:
+            limits.depth -= 1
+
+    def _set_aside(self) -> None:
+        """Called in a handler that writes while its thread is in the middle of a write: keep what that one staged."""
+
     def append(self, staged, writing: Writing) -> np.ndarray:
         """Write staged records at the cursor; returns their slots, int64 [n], in order.
 
@@ -145,7 +165,7 @@ class Storage(Reading):
     def write_at(self, slots: np.ndarray, staged, writing: Writing) -> None:
         """Write staged records to named slots (int64 [n]); a slot named twice is written twice, in order."""
         if slots.size and (slots.min() < 0 or slots.max() >= self.max_size):
-            raise IndexError(f"write_at takes indices from 0 to {self.max_size - 1}. Got {slots.tolist()}.")
+            raise IndexError(f"write_at: index is out of bounds, 0 to {self.max_size - 1}. Got {slots.tolist()}.")
         limit = min(LIST_SLOTS, self.ring.quarter)
         done = 0
         while done < slots.size:
@@ -166,21 +186,23 @@ class Storage(Reading):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def get(self, index):
+    def get(self, index, build=None):
         """The record (int) or records (slice, tensor, list, array, bool mask) at ``index``; a private copy.
 
-        A slice leaves holes out; other indices raise IndexError for a slot without a record.
+        A slice leaves holes out; other indices raise IndexError for a slot without a record. ``build`` makes several
+        records out of a chunk; default: as this storage hands them out.
         """
         self._check_seat()
+        build = build or self._built
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
         extent = self.ring.words[W_EXTENT]
         if isinstance(index, slice):
             start, stop, step = index.indices(extent)
             chunk, _ = self.read_whole(np.arange(start, stop, step))
-            return self._built(chunk)
+            return build(chunk)
         if index is None or index is Ellipsis:
-            return self.get(slice(None))
+            return self.get(slice(None), build)
         slots = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
         if slots.dtype == bool:
             slots = np.flatnonzero(slots)
@@ -189,7 +211,7 @@ class Storage(Reading):
         chunk = self.read_exactly(np.ascontiguousarray(slots.reshape(-1)))
         if slots.ndim == 0:
             return self.build_one(chunk)
-        return self._built(chunk)
+        return build(chunk)
 
     def _built(self, chunk):
         return self.build(chunk)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import VersionError
 from ..shm import space, table
-from ..shm.lock import section, unlock
+from ..shm.lock import section
 from ..shm.segment import Segment, free_if_dead, own_scratch, read_marker, write_marker
 from ..shm.table import W_CLAIMED, W_NEXT_INC
 from ..state.recovery import State
@@ -28,6 +28,8 @@ class LazyMemmapStorage(TensorStorage):
             own, freed with the buffer.
         existsok (bool): open a folder that holds the records of an earlier buffer and go on with them.
 
+        lock, event (optional): as :class:`LazyTensorStorage`.
+
     Raises:
         FileExistsError: the folder is in use, or was used and ``existsok`` is False.
         VersionError: the folder was left by a power loss (its counters are gone): load a checkpoint instead.
@@ -47,10 +49,10 @@ class LazyMemmapStorage(TensorStorage):
 
     def __init__(
         self, max_size: int, *, scratch_dir=None, device="cpu", existsok: bool = False, compilable: bool = False,
-        shared_init: bool = False,
+        shared_init: bool = False, lock=None, event=None,
     ):  # fmt: skip
         self._scratch, self._existsok = None if scratch_dir is None else os.path.abspath(scratch_dir), existsok
-        super().__init__(max_size, device=device, compilable=compilable, shared_init=shared_init)
+        super().__init__(max_size, device=device, compilable=compilable, lock=lock, event=event)
 
     def _new_segment(self) -> Segment:
         scratch = getattr(self, "_scratch", None)
@@ -69,7 +71,7 @@ class LazyMemmapStorage(TensorStorage):
 
     def _made(self, folder: str, *, ours: bool) -> Segment:
         config = {"storage": type(self).__name__, "records_folder": folder, "records_are_ours": ours}
-        segment = Segment.create(self.max_size, config)
+        segment = Segment.create(self.max_size, config, self._kinds)
         segment.exclusive = True
         self._folder = folder
         return segment
@@ -105,7 +107,7 @@ class LazyMemmapStorage(TensorStorage):
         return segment
 
     def _local_state(self) -> dict:
-        return {"_scratch": None, "_existsok": False}
+        return super()._local_state() | {"_scratch": None, "_existsok": False}
 
     @property
     def scratch_dir(self) -> str:
@@ -161,5 +163,5 @@ def _resolve_all(state: State) -> None:
                 if mine:
                     segment.members.register(held, row, segment.inc)
     finally:
-        unlock(segment.lock.mutex)
+        segment.lock.here.unlock()
 

@@ -123,7 +123,7 @@ class Reading:
             IndexError: a slot holds no record (never written, emptied, or given up by its writer), or is out of range.
         """
         if slots.size and (slots.min() < 0 or slots.max() >= self.max_size):
-            raise IndexError(f"index out of range: the storage has slots 0 to {self.max_size - 1}")
+            raise IndexError(f"index is out of bounds: the storage has slots 0 to {self.max_size - 1}")
         give_up = time.monotonic() + _PATIENCE
         while True:
             chunk, found = self.read_whole(slots)
@@ -131,5 +131,8 @@ class Reading:
                 return chunk
             if time.monotonic() > give_up or not self.ring.words[W_LEN]:
                 missing = np.setdiff1d(slots, found)
-                raise IndexError(f"no record in slots {missing[:8].tolist()}: never written, emptied or abandoned")
+                raise IndexError(
+                    f"index is out of bounds: no record in slots {missing[:8].tolist()} (never written, emptied or "
+                    "abandoned)"
+                )
             time.sleep(0.0005)

@@ -17,9 +17,9 @@ import torch
 from ..errors import LayoutError, SpaceError
 from ..records import RecordLayout
 from ..shm import space, table
-from ..shm.lock import section, unlock
+from ..shm.lock import section
 from ..shm.points import point
-from ..shm.segment import Segment, map_file, map_private
+from ..shm.segment import Segment, chosen_kinds, map_file, map_private
 from ..shm.table import H_LAYOUT_DIGEST, H_LAYOUT_INC, H_LAYOUT_ROW, H_LAYOUT_STATE, LAYOUT_CREATING, LAYOUT_NONE
 from ..shm.table import LAYOUT_READY, W_OPEN, W_SLEEPERS
 from .base import Storage
@@ -43,7 +43,10 @@ class TensorStorage(Storage):
     can_share = True
     supports_conditional_update = True
 
-    def __init__(self, max_size: int, *, device="cpu", compilable: bool = False, shared_init: bool = False):
+    def __init__(
+        self, max_size: int, *, device="cpu", compilable: bool = False, shared_init: bool = False, lock=None, event=None
+    ):
+        self._kinds = chosen_kinds(lock, event)
         self._layout = None
         self._folder = None  # where the records are, when not beside the control file
         device = torch.device("cpu" if device in (None, "auto") else device)
@@ -110,7 +113,7 @@ class TensorStorage(Storage):
             words[H_LAYOUT_STATE] = LAYOUT_CREATING
             return True
         finally:
-            unlock(segment.lock.mutex)
+            segment.lock.here.unlock()
 
     @section
     def _end_layout(self, layout: RecordLayout | None) -> None:
@@ -122,7 +125,7 @@ class TensorStorage(Storage):
                 words[H_LAYOUT_DIGEST + i] = digest[i]
             words[H_LAYOUT_STATE] = LAYOUT_READY if layout is not None else LAYOUT_NONE
         finally:
-            unlock(segment.lock.mutex)
+            segment.lock.here.unlock()
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class TensorStorage(Storage):
 
     def _nbytes(self, layout: RecordLayout) -> int:
         columns = sum(_pages(self.max_size * column.nbytes) for column in layout.columns)
-        return _pages(self.max_size * layout.row_nbytes) + columns
+        return max(4096, _pages(self.max_size * layout.row_nbytes) + columns)  # records of no bytes: still a file
 
     def _create_records(self, layout: RecordLayout) -> None:
         """Make the records file, of full length and no content; raises if it can never be filled."""
@@ -198,6 +201,10 @@ class TensorStorage(Storage):
             ranges.append((at + start * column.nbytes, n * column.nbytes))
         space.claim(os.path.join(folder, "records"), ranges, what, memory=self._on_memory())
 
+    def _set_aside(self) -> None:
+        if self._layout is not None:
+            self._layout.set_aside()
+
     # -- records -----------------------------------------------------------------------------------------------
 
     def _put(self, where, staged, offset: int, n: int) -> None:
@@ -242,10 +249,10 @@ class TensorStorage(Storage):
     def build_one(self, chunk):
         return self._layout.build_one(chunk)
 
-    def get(self, index):
+    def get(self, index, build=None):
         if self._layout is None and self._known_layout() is None:
             raise RuntimeError("Cannot get elements out of a non-initialized storage.")
-        return super().get(index)
+        return super().get(index, build)
 
     @property
     def initialized(self) -> bool:
@@ -267,7 +274,7 @@ class TensorStorage(Storage):
             self._check_seat()
             self.segment.exclusive = False
             return
-        self._move(Segment.create(self.max_size, self._config()))
+        self._move(Segment.create(self.max_size, self._config(), self._kinds))
 
     def unshare(self) -> None:
         """Move into private memory again.
@@ -308,12 +315,15 @@ class TensorStorage(Storage):
 
     # -- content -----------------------------------------------------------------------------------------------
 
+    def _local_state(self) -> dict:
+        return {"_kinds": self._kinds}
+
     def __setstate__(self, state: dict) -> None:
         self._layout = self._folder = None
         super().__setstate__(state)
 
     def _attach_segment(self, segment: Segment) -> None:
-        self._folder = segment.config().get("records_folder")
+        self._folder, self._kinds = segment.config().get("records_folder"), segment.kinds
         super()._attach_segment(segment)
 
     def _records_content(self, claimed: int):
@@ -351,6 +361,9 @@ class LazyTensorStorage(TensorStorage):
         max_size (int): number of slots.
         device: "cpu".
         shared_init (bool): accepted; the layout is always fixed by whichever process writes first.
+        lock ("pthread" or "flock", optional): kind of lock once shared; default: SHMREPLAY_LOCK, else "pthread".
+            "flock" works across pid namespaces and is slower.
+        event ("futex" or "poll", optional): how waiters sleep; default: SHMREPLAY_EVENT, else "futex".
 
     Raises:
         SpaceError: at the first write if the records can never fit, else at the write that does not.

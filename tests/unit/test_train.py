@@ -15,13 +15,12 @@ from train_dqn.ledger import audit, missing
 SMALL = options.Options(collectors=2, capacity=64, extend_size=4)
 
 
-def rows(n: int, collector: int = 0, size: int | None = None) -> TensorDict:
+def rows(n: int, collector: int = 0) -> TensorDict:
     """Returns one batch of n records with distinct content."""
-    batcher = records.Batcher(size or n, collector)
-    batch = None
+    batcher = records.Batcher(n, collector)
     for k in range(n):
         state = np.full(4, k + 0.5, np.float32)
-        batch = batcher.add((state, k % 2, 1.0, state + 1, 0.97)) or batch
+        batch = batcher.add((state, k % 2, 1.0, state + 1, 0.97))
     return batch
 
 
@@ -32,7 +31,7 @@ class TestChecksums:
     @pytest.mark.parametrize("name", records.FIELDS)
     def test_a_record_with_a_foreign_field_is_torn(self, name):
         batch, other = rows(8), rows(8, collector=1)
-        batch[name][3] = other[name][4] + 1
+        batch[name][3] = other[name][3] + 2
         assert records.torn(batch) == 1
 
     def test_each_single_bit_counts(self):

@@ -1,0 +1,55 @@
+"""How long calls took, and how much of that the thread stood in the kernel's queue for a core.
+
+A thread that is ready to run but has no core is delayed by the machine, not by the buffer: the kernel counts those
+nanoseconds (`schedstat`). Both figures are kept, and the raw one is what is reported first.
+"""
+
+import os
+import time
+
+import numpy as np
+
+N_WORST = 8
+STARTED, WALL, QUEUED, KIND = range(4)
+
+
+class Stopwatch:
+    """Times the calls of the thread that made it, and keeps the worst in `worst`.
+
+    Args:
+        worst: int64 `[N_WORST, 4]`: when it began (monotonic), how long, how long without a core, in ns, and its kind.
+        least: shorter calls are not kept, in ns.
+    """
+
+    def __init__(self, worst: np.ndarray, least: int = 5_000_000) -> None:
+        self._worst, self._least = worst, least
+        self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._began = self._queued = 0
+
+    def begin(self) -> None:
+        """A call starts."""
+        self._queued = self._delay()
+        self._began = time.monotonic_ns()
+
+    def end(self, kind: int) -> int:
+        """It returned; how long it took, in ns."""
+        wall = time.monotonic_ns() - self._began
+        if wall > self._least:
+            row = self._worst[self._worst[:, WALL].argmin()]
+            if wall > row[WALL]:
+                row[:] = self._began, wall, self._delay() - self._queued, kind
+        return wall
+
+    def close(self) -> None:
+        """Time no more."""
+        os.close(self._file)
+
+    def _delay(self) -> int:
+        return int(os.pread(self._file, 64, 0).split()[1])
+
+
+def worst_first(rows: np.ndarray) -> np.ndarray:
+    """The kept calls of all stopwatches, int64 `[n, 4]`, the longest first."""
+    rows = rows.reshape(-1, 4)
+    rows = rows[rows[:, WALL] > 0]
+    return rows[np.argsort(-rows[:, WALL])]
