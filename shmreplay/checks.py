@@ -49,7 +49,7 @@ def as_deadline(timeout) -> float | None:
 def as_ratio(value, *, allow_inf: bool = False) -> Fraction | None:
     """``samples_per_insert`` as an exact fraction; None for infinity where that is allowed.
 
-    A float is taken as the simple fraction that it prints as: 0.29 is 29/100.
+    A float is taken as the simple fraction that it prints as: 0.29 is 29/100. Floats from 1e-18 to 4e18 all fit.
 
     Raises:
         TypeError: bool or not a number. ValueError: not finite, not positive, or beyond 64-bit arithmetic.
@@ -70,6 +70,8 @@ def as_ratio(value, *, allow_inf: bool = False) -> Fraction | None:
         ratio = Fraction(float(value)).limit_denominator(10**6)
         if ratio <= 0 or float(ratio) != float(value):
             ratio = Fraction(repr(float(value)))
-    if ratio.numerator >= _LARGEST or ratio.denominator >= _LARGEST:
+        if ratio.denominator >= _LARGEST:  # 17 digits after zeros: the nearest fraction that fits
+            ratio = Fraction(float(value)).limit_denominator(_LARGEST - 1)
+    if not ratio or ratio.numerator >= _LARGEST or ratio.denominator >= _LARGEST:
         raise ValueError(f"samples_per_insert must fit 64-bit fractions. Got {value!r}: choose a simpler ratio.")
     return ratio

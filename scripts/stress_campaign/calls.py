@@ -49,7 +49,7 @@ class Stopwatch:
 
 
 def worst_first(rows: np.ndarray) -> np.ndarray:
-    """The kept calls of all stopwatches, int64 `[n, 4]`, the longest first."""
+    """The kept calls of all stopwatches, int64 `[n, 4]`, first those that were held up the longest."""
     rows = rows.reshape(-1, 4)
     rows = rows[rows[:, WALL] > 0]
-    return rows[np.argsort(-rows[:, WALL])]
+    return rows[np.argsort(rows[:, QUEUED] - rows[:, WALL])]

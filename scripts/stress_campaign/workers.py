@@ -1,11 +1,11 @@
 """What the processes of a run do on the buffer: write, sample, look."""
 
 import dataclasses
+import logging
 import threading
 from fractions import Fraction
 
 import numpy as np
-import torch
 
 import shmreplay
 from stress_campaign import records
@@ -17,7 +17,7 @@ EXTEND, SAMPLE, STATS = range(3)
 KINDS = ("extend", "sample", "stats")
 MAX_WRITERS = 1 << 14  # over the length of a round
 ACKNOWLEDGED, BEGUN, AMBIGUOUS = range(3)
-CALLS, ROWS, TORN, OVER_ISSUED, LOOKS = range(5)
+CALLS, ROWS, TORN, OVER_ISSUED, PROVEN, LOOKS, BORN = range(7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def write(round_: Round, buffer, board: Board, post: Post) -> None:
     """Writes until stopped; acknowledges every call that returned, with the generations that its slots have."""
     batches = records.Batches(post.writer, round_.extend_size)
     stop, mine = Flag(board, "stop"), board.writers[post.writer]
-    with _Timed(board, post) as watch:
+    with _Timed(buffer, board, post) as watch:
         while not stop.is_set():
             first = int(mine[BEGUN])
             mine[BEGUN] = first + round_.extend_size
@@ -104,7 +104,7 @@ def _acknowledge(round_: Round, buffer, board: Board, post: Post, slots, first: 
 def sample(round_: Round, buffer, board: Board, post: Post) -> None:
     """Samples until stopped, and checks every record."""
     stop, mine = Flag(board, "stop"), board.seats[post.seat]
-    with _Timed(board, post) as watch:
+    with _Timed(buffer, board, post) as watch:
         while not stop.is_set():
             watch.begin()
             try:
@@ -121,8 +121,8 @@ def sample(round_: Round, buffer, board: Board, post: Post) -> None:
 def look(round_: Round, buffer, board: Board, post: Post) -> None:
     """Looks at the counters until stopped: never may more be returned and reserved than the inserts allow."""
     stop, mine = Flag(board, "stop"), board.seats[post.seat]
-    ratio = None if round_.samples_per_insert is None else Fraction(round_.samples_per_insert)
-    with _Timed(board, post) as watch:
+    ratio, earlier = round_.samples_per_insert, None
+    with _Timed(buffer, board, post) as watch:
         while not stop.is_set():
             watch.begin()
             stats = buffer.stats()
@@ -130,6 +130,9 @@ def look(round_: Round, buffer, board: Board, post: Post) -> None:
             mine[LOOKS] += 1
             if ratio is not None:
                 mine[OVER_ISSUED] += is_over_issued(stats, ratio)
+                # inserts only grow: what was out at the look before must fit into those of this look
+                mine[PROVEN] += earlier is not None and is_over_issued(earlier | {"write_count": stats["write_count"]}, ratio)
+                earlier = stats
 
 
 def is_over_issued(stats: dict, ratio) -> bool:
@@ -137,13 +140,21 @@ def is_over_issued(stats: dict, ratio) -> bool:
     return stats["samples_returned"] + stats["reserved_samples"] > stats["write_count"] * Fraction(ratio) // 1
 
 
+def prepare(connection=None) -> None:
+    """What the first process of a kind does for all after it: the imports, seconds long, are done when it returns."""
+    logging.getLogger("shmreplay").setLevel(logging.ERROR)  # it tells of each death
+    if connection is not None:
+        connection.send("ready")
+
+
 class _Timed:
     """The stopwatch of a worker; that of a victim keeps nothing. Beside it, where asked, a thread that spins."""
 
-    def __init__(self, board: Board, post: Post) -> None:
+    def __init__(self, buffer, board: Board, post: Post) -> None:
+        board.seats[post.seat, BORN] += 1
         worst = board.worst[post.seat] if post.survives else np.zeros((N_WORST, 4), np.int64)
         self._watch = Stopwatch(worst)
-        self._holds = HoldTimes(board.holds[post.seat]) if post.spins and post.survives else None
+        self._holds = HoldTimes(buffer, board.holds[post.seat]) if post.spins and post.survives else None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._spin, daemon=True) if post.spins else None
 
@@ -152,7 +163,6 @@ class _Timed:
             pass
 
     def __enter__(self) -> Stopwatch:
-        torch.set_num_threads(1)
         if self._holds is not None:
             self._holds.install()
         if self._thread is not None:
@@ -170,6 +180,7 @@ class _Timed:
 
 def survive(connection, role: str) -> None:
     """Plays `role` in one round after another; a round comes as (round, buffer, board, post), None ends it."""
+    prepare(connection)
     while (order := connection.recv()) is not None:
         globals()[role](*order)
         del order

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -62,7 +63,8 @@ def _be_child(work: Callable, family: Family, errors: object, board: object, *ar
         if not board.stopped and family.alive():
             errors.send(traceback.format_exc())
             status = 1
-    os._exit(status)  # taking an interpreter with torch apart needs a second, and more when all children do it at once
+    gc.freeze()  # else the interpreter's last collection walks all of torch, for a second and more when all end at once
+    raise SystemExit(status)
 
 
 @dataclasses.dataclass

@@ -2,9 +2,9 @@
 
 import json
 import os
-import uuid
 
 from ..errors import ShmReplayError
+from ..shm import space
 from ..shm.segment import Segment
 
 __all__ = ["Handle", "attach"]
@@ -29,9 +29,15 @@ class Handle:
         Source: ``ReplayBuffer.share``, which leaves the storage where it is.
         """
         if shared:
+            before = self.shared
             self._storage.share()
-            for buffer in list(self._storage._buffers):
-                buffer._publish()
+            try:
+                for buffer in list(self._storage._buffers):
+                    buffer._publish()
+            except BaseException:
+                if not before:
+                    self._storage.unshare()
+                raise
         else:
             self._storage.unshare()
         return self
@@ -57,8 +63,8 @@ class Handle:
             "writer": _own_name(type(writer)),
             "track_generations": writer.tracks_generations,
         }
-        partial = os.path.join(folder, f"{uuid.uuid4().hex[:8]}.partial")
-        with open(partial, "w") as file:
+        partial = os.path.join(folder, f"buffer-{self._ledger_index}.partial")
+        with space.explained(folder, 4096, "the description of a buffer"), open(partial, "w") as file:
             json.dump(config, file)
         os.replace(partial, os.path.join(folder, f"buffer-{self._ledger_index}.json"))
 

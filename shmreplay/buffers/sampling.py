@@ -2,12 +2,14 @@
 
 import warnings
 
+import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection, is_tensorclass
 from tensordict.utils import expand_as_right
 
 from ..checks import as_count
 from ..errors import BudgetError, ClosedError, SampleTimeoutError
+from ..samplers import RandomSampler
 from ..shm.points import point
 from ..shm.table import B_LIMITED, R_SAMPLE, W_CLOSED, W_LEN
 from ..state.ledger import Claim
@@ -69,7 +71,7 @@ class Sampling:
         if timeout is None and not (ledger.words[B_LIMITED] or ledger.samplers.waiting or (wait and not ring.words[W_LEN])):
             try:
                 data, info, _ = self._draw(n)
-                ledger.count(n)
+                ledger.count(len(info["index"]))
                 return data, info
             except PassedError:
                 pass
@@ -86,7 +88,7 @@ class Sampling:
                 point("shmreplay.admitted")
                 data, info, epoch = self._draw(n)
                 if epoch == claim.epoch:
-                    done = n
+                    done = len(info["index"])
                     return data, info
             except PassedError:
                 pass
@@ -111,9 +113,11 @@ class Sampling:
 
     def _draw(self, n: int) -> tuple:
         """A batch as (data, info, epoch), whatever the budget."""
-        storage, sampler = self._storage, self._sampler
-        index, info = sampler.sample(storage, n)
-        slots = index.numpy() if isinstance(index, torch.Tensor) else torch.as_tensor(index).numpy()
+        storage = self._storage
+        slots, info = self._drawn(n)
+        point("shmreplay.drawn")
+        if slots.size > n:
+            raise ValueError(f"{self._sampler!r} drew {slots.size} records where {n} were asked and reserved")
         chunk, slots, generations, epoch = storage.read(slots, self._redraw)
         data = storage.build(chunk)
         info["index"] = torch.from_numpy(slots)
@@ -126,8 +130,21 @@ class Sampling:
             data = _labelled(data, info)
         return data, info, epoch
 
+    def _drawn(self, n: int) -> tuple:
+        """What the sampler draws, as (slots, info); a user's sampler is checked."""
+        index, info = self._sampler.sample(self._storage, n)
+        if type(self._sampler) is RandomSampler:
+            return index.numpy(), info
+        slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).numpy()
+        if slots.size and not 0 <= slots.min() <= slots.max() < self._storage.max_size:
+            raise IndexError(f"{self._sampler!r} drew slots out of bounds, 0 to {self._storage.max_size - 1}")
+        return slots, info
+
     def _redraw(self, n: int):
-        return self._sampler.sample(self._storage, n)[0].numpy()
+        if type(self._sampler) is RandomSampler:
+            return self._storage.draw_whole(n)
+        slots = self._drawn(n)[0]
+        return slots if slots.size == n else np.resize(slots, n)  # a sampler that draws fewer than it is asked
 
     def _checked_size(self, batch_size) -> int:
         mine = self._batch_size

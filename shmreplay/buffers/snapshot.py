@@ -39,7 +39,7 @@ class Snapshot:
             calls, returned, waits = ledger.totals()
             claimed = words[W_CLAIMED]
             data, slots = None, np.empty(0, np.int64)
-            if words[W_LEN]:
+            if claimed:  # also without a record: a loader needs the layout to restore generations
                 chunk, slots = storage.read_whole(np.arange(words[W_EXTENT]))
                 data = storage._built(chunk)
             generation = storage.generations(np.arange(claimed))
@@ -89,13 +89,13 @@ class Snapshot:
         staged = storage.stage(saved.data, batched=True) if saved.slots.size else None
         if staged is not None and staged.n != saved.slots.size:
             raise LayoutError(f"the snapshot has {staged.n} records for {saved.slots.size} slots")
-        needed = max(saved.generation.size, saved.extent)
-        if needed > ring.words[W_CLAIMED] and staged is not None:
+        needed = max(saved.generation.size, saved.extent) if storage.prepare(saved.data) else 0
+        if needed > ring.words[W_CLAIMED]:
             ring.claim(needed)
         ring.hold_writers(GATE_LOAD)
         try:
             point("shmreplay.load.held")
-            self._write_next_epoch(saved, staged, needed if staged is not None else 0)
+            self._write_next_epoch(saved, staged, needed)
             point("shmreplay.load.written")
             ring.set_words(lambda held, words: self._switch(held, words, saved), self._ledger.offset)
         except BaseException:

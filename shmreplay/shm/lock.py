@@ -36,6 +36,7 @@ from filelock import FileLock
 
 from ..errors import CorruptError, SampleTimeoutError, ShmReplayError
 from . import libc, table
+from .points import locked_point, point
 
 _SECTIONS = set()  # code objects that hold a lock while they run
 _OP = table.OP >> 3
@@ -96,10 +97,16 @@ class Lock:
             words[_UNDO + table.N_WORDS : _UNDO + 2 * table.N_WORDS] = words[start : start + table.N_WORDS]
         words[_OP + 2] = ledger_words
         words[_OP + 1] = argument
+        if locked_point:
+            locked_point("shmreplay.locked.saved")
         words[_OP] = op
+        if locked_point:
+            locked_point("shmreplay.locked.begun")
 
     def finish(self, held: Held) -> None:
         """The operation is whole."""
+        if locked_point:
+            locked_point("shmreplay.locked.finishing")
         self._words[_OP] = 0
 
     def pending(self, held: Held) -> tuple[int, int]:
@@ -162,6 +169,8 @@ class PthreadLock(Lock):
         code = libc.mutex_trylock(self._mutex)
         if code:
             self._acquire_slowly(code)
+        if locked_point:
+            locked_point("shmreplay.locked.acquired")
         if self._words[_OP]:
             self.recover(self._held)
         return self._held
@@ -170,6 +179,8 @@ class PthreadLock(Lock):
         pause = 0.0
         while code:
             if code == errno.EOWNERDEAD:
+                if locked_point:
+                    locked_point("shmreplay.locked.ownerdead")
                 libc.mutex_consistent(self._mutex)
                 return
             if code == errno.ENOTRECOVERABLE:
@@ -188,6 +199,7 @@ class PthreadLock(Lock):
             libc.mutex_init(self._mutex.value)
             return
         with FileLock(self._repair_path):
+            point("shmreplay.lock.anew")
             code = libc.mutex_trylock(self._mutex)
             if code == errno.ENOTRECOVERABLE:
                 libc.mutex_init(self._mutex.value)
@@ -240,6 +252,8 @@ class FlockLock(Lock):
         while libc.flock(fd, libc.LOCK_EX | libc.LOCK_NB):
             pause = self._pause(pause)
         words[_LAST_OWNER] = me
+        if locked_point:
+            locked_point("shmreplay.locked.acquired")
         if words[_OP]:
             self.recover(self._held)
         return self._held

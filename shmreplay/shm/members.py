@@ -2,12 +2,12 @@
 
 Each process holds an open-file-description lock on its own byte of ``members``; the kernel drops it when the last
 descriptor of that description closes, so at death at the latest. A child forked without Python's knowledge keeps its
-parent's description open: therefore, in the same pid namespace, a missing pid, another start time or a zombie whose
-threads are gone is dead too. ``F_OFD_GETLK`` asks without touching; it goes through a description that this process
-opened itself, since a description never conflicts with itself.
+parent's description open: therefore, in the same pid namespace (and where /proc shows it), a missing pid, another
+start time or a zombie whose threads are gone is dead too. ``F_OFD_GETLK`` asks without touching; it goes through a
+description that this process opened itself, since a description never conflicts with itself.
 
-A row is (incarnation, pid, start time), written under the lock by whoever owns the byte; before a row gets a new
-incarnation, everything that the old one held is resolved under the same lock hold.
+A row is (incarnation, pid, start time, pid namespace), written under the lock by whoever owns the byte; before a row
+gets a new incarnation, everything that the old one held is resolved under the same lock hold.
 """
 
 import errno
@@ -17,6 +17,7 @@ import struct
 
 from ..errors import MembersFullError
 from . import table
+from .points import locked_point, point
 
 _F_OFD_GETLK, _F_OFD_SETLK = 36, 37
 _FLOCK = struct.Struct("hhqqi4x")
@@ -48,6 +49,13 @@ def start_time(pid: int) -> int | None:
     return int(fields[19])
 
 
+def _namespace() -> int:
+    """Inode of this process's pid namespace; 0 if /proc shows another one, so that its pids say nothing here."""
+    if os.readlink("/proc/self") != str(os.getpid()):
+        return 0
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def nobody_lives(path: str) -> int | None:
     """Lock the whole of a ``members`` file; its descriptor if no member lives, None otherwise."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -60,13 +68,13 @@ def nobody_lives(path: str) -> int | None:
 class Members:
     """This process's seat among the members of one segment.
 
-    Mutable: ``fd`` and ``row``/``inc`` (local, set by ``sit``, cleared by ``leave`` and in a forked child).
+    Mutable: ``fd``, ``row``/``inc`` and the pid namespace (local, set by ``sit``; ``leave`` and a fork clear the first three).
     """
 
     def __init__(self, path: str, words: memoryview):
         self._path = path
         self._words = words
-        self._namespace = os.stat("/proc/self/ns/pid").st_ino
+        self._namespace = 0
         self.fd = -1
         self.row = -1
         self.inc = -1
@@ -74,10 +82,14 @@ class Members:
     def sit(self) -> int:
         """Lock a byte that nobody holds; returns its row. The row's words are set later, by ``register``."""
         self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        point("shmreplay.sitting")
         for row in range(table.N_MEMBERS):
             if _try_lock(self.fd, row, 1):
                 return row
+        blocker = _FLOCK.unpack(fcntl.fcntl(self.fd, _F_OFD_GETLK, _flock(fcntl.F_WRLCK, 0, table.N_MEMBERS)))
         self.leave()
+        if blocker[3] == table.N_MEMBERS:  # one lock on all bytes: not members, but whoever frees
+            raise FileNotFoundError(f"the replay buffer at {os.path.dirname(self._path)} is being freed")
         raise MembersFullError(
             f"{table.N_MEMBERS} processes are attached to {os.path.dirname(self._path)}, the most that one buffer "
             "holds. End some, or put an ensemble of several buffers in its place."
@@ -90,7 +102,12 @@ class Members:
         words[at + table.M_INC] = 0
         words[at + table.M_PID] = os.getpid()
         words[at + table.M_START] = start_time(os.getpid()) or 0
+        words[at + table.M_NAMESPACE] = self._namespace
+        if locked_point:
+            locked_point("shmreplay.locked.register.row")
         words[at + table.M_INC] = inc
+        if locked_point:
+            locked_point("shmreplay.locked.register.inc")
         self.row, self.inc = row, inc
 
     def live_count(self) -> int:
@@ -109,7 +126,7 @@ class Members:
         answer = fcntl.fcntl(self.fd, _F_OFD_GETLK, _flock(fcntl.F_WRLCK, row, 1))
         if _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK:
             return True
-        if words[table.H_PIDNS] != self._namespace:
+        if not self._namespace or words[at + table.M_NAMESPACE] != self._namespace:
             return False  # its pid means nothing here
         pid, started = words[at + table.M_PID], words[at + table.M_START]
         now = start_time(pid)

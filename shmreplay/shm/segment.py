@@ -13,43 +13,28 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
 import threading
 import uuid
 import weakref
 
 import numpy as np
-from filelock import FileLock
 
 from ..errors import ForkError, ShmReplayError, VersionError
 from . import space, table
 from .event import KINDS as EVENTS
+from .folders import (
+    boot_id, file_lock, folder, is_marked, own_scratch, read_marker, remove_of_other_boots, save_control, write_marker,
+)  # fmt: skip
 from .lock import KINDS as LOCKS
 from .lock import section
 from .members import Members, nobody_lives
-from .points import point
+from .points import locked_point, point
 
 DEFAULT_KINDS = ("pthread", "futex")
+_WHAT = "the control file of a buffer"
 
 _live: "weakref.WeakSet[Segment]" = weakref.WeakSet()
 _attached: "weakref.WeakValueDictionary[str, Segment]" = weakref.WeakValueDictionary()
-
-
-def folder() -> str:
-    """The folder of this user's segments."""
-    root = os.environ.get("SHMREPLAY_DIR") or "/dev/shm"
-    return os.path.join(root, f"shmreplay-{os.getuid()}")
-
-
-def own_scratch() -> str:
-    """The folder of this user's temporary record files; swept like the segments."""
-    return os.path.join(tempfile.gettempdir(), f"shmreplay-{os.getuid()}")
-
-
-def boot_id() -> int:
-    """This boot's id, as 63 bits."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return int(file.read().replace("-", "")[:15], 16)
 
 
 def pid_namespace() -> int:
@@ -130,31 +115,42 @@ class Segment:
             SpaceError: no room for the fixed part.
         """
         home = folder()
-        os.makedirs(home, mode=0o700, exist_ok=True)
-        with FileLock(os.path.join(home, ".lock")):
-            _sweep_locked(home)
-            path = os.path.join(home, uuid.uuid4().hex[:16])
-            os.mkdir(path, 0o700)
-            try:
-                segment = cls._create_files(path, capacity, config, kinds)
-            except BaseException:
-                shutil.rmtree(path, ignore_errors=True)
-                raise
+        os.makedirs(os.path.dirname(home), exist_ok=True)
+        with space.explained(os.path.dirname(home), table.LEDGERS + table.LEDGER_NBYTES, _WHAT):
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            with file_lock(os.path.join(home, ".lock")):
+                _sweep_locked(home)
+                segment = cls._create_folder(os.path.join(home, uuid.uuid4().hex[:16]), capacity, config, kinds)
+        point("shmreplay.created")
         segment._own()
         return segment
+
+    @classmethod
+    def _create_folder(cls, path: str, capacity: int, config: dict, kinds: tuple[str, str]) -> "Segment":
+        os.mkdir(path, 0o700)
+        point("shmreplay.create.folder")
+        try:
+            return cls._create_files(path, capacity, config, kinds)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
     @classmethod
     def _create_files(cls, path: str, capacity: int, config: dict, kinds: tuple[str, str]) -> "Segment":
         with open(os.path.join(path, "config.json"), "w") as file:
             json.dump(config | {"capacity": capacity, "lock": kinds[0], "event": kinds[1]}, file)
+        point("shmreplay.create.config")
         control = os.path.join(path, "control")
         for name in (control, os.path.join(path, "members")):
             os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        point("shmreplay.create.files")
         os.truncate(control, table.control_nbytes(capacity))
-        space.claim(control, [(0, table.LEDGERS + table.LEDGER_NBYTES)], "the control file of a buffer", memory=True)
+        space.claim(control, [(0, table.LEDGERS + table.LEDGER_NBYTES)], _WHAT, memory=True)
+        point("shmreplay.create.claimed")
         segment = cls(map_file(control, table.control_nbytes(capacity)), capacity, path, kinds)
         segment._write_header()
         segment.lock.create()
+        point("shmreplay.create.header")
         segment._take_seat()
         return segment
 
@@ -192,6 +188,10 @@ class Segment:
         _attached[self.path] = self
         weakref.finalize(self, _leave, self.members, self.path)
 
+    def leave(self) -> None:
+        """Give up this process's seat for good; the last one out frees the segment."""
+        _leave(self.members, self.path)
+
     def config(self) -> dict:
         """What was given at creation."""
         with open(os.path.join(self.path, "config.json")) as file:
@@ -213,6 +213,7 @@ class Segment:
         return self.row
 
     def _take_seat(self) -> None:
+        _check_namespace(self.words[table.H_PIDNS], self.path, self.kinds)  # a fork may lead into another one
         row = self.members.sit()
         point("shmreplay.sit")
         try:
@@ -221,6 +222,7 @@ class Segment:
             self.members.leave()
             raise
         self.row, self.inc = row, self.members.inc
+        point("shmreplay.seated")
 
     @section
     def _register(self, row: int) -> None:
@@ -234,6 +236,8 @@ class Segment:
                 self.resolve_owner(held, row, old)
             inc = words[(table.WORDS >> 3) + table.W_NEXT_INC] + 1
             words[(table.WORDS >> 3) + table.W_NEXT_INC] = inc
+            if locked_point:
+                locked_point("shmreplay.locked.register.number")
             self.members.register(held, row, inc)
         finally:
             lock.here.unlock()
@@ -253,9 +257,9 @@ class Segment:
         self.row, self.inc = -1, -1
         self.in_child = True
         self.counter_lock = threading.Lock()
-        self.lock.forked()
         if self.members is not None:
             self.members.forget()
+        self.lock.forked()
 
 
 def _check_header(head: np.ndarray, path: str, capacity: int, size: int, kinds: tuple[str, str]) -> None:
@@ -271,7 +275,11 @@ def _check_header(head: np.ndarray, path: str, capacity: int, size: int, kinds: 
         raise VersionError(f"{path}: its control file does not fit its config ({size} bytes, capacity {capacity})")
     if head[table.H_BOOT_ID] != boot_id():
         raise VersionError(f"{path} was left by an earlier boot of the machine: load a checkpoint instead")
-    if head[table.H_PIDNS] != pid_namespace() and kinds[0] == "pthread":
+    _check_namespace(head[table.H_PIDNS], path, kinds)
+
+
+def _check_namespace(namespace: int, path: str, kinds: tuple[str, str]) -> None:
+    if namespace != pid_namespace() and kinds[0] == "pthread":
         raise VersionError(
             f"{path} belongs to another pid namespace, and its lock names threads by their ids there: make the storage "
             'with lock="flock" (or SHMREPLAY_LOCK=flock), or run both in one pid namespace (docker: --pid=host)'
@@ -284,10 +292,21 @@ def _leave(members: Members, path: str) -> None:
         return
     point("shmreplay.leave")
     members.leave()
+    point("shmreplay.left")
     try:
         free_if_dead(path)
     except OSError:
         pass
+
+
+def is_being_freed(path: str) -> bool:
+    """Whether somebody is in the middle of freeing the segment at ``path``, or has freed it."""
+    try:
+        with open(os.path.join(path, "control"), "rb") as file:
+            file.seek(8 * table.H_FREED)
+            return any(file.read(8))
+    except FileNotFoundError:
+        return True
 
 
 def free_if_dead(path: str) -> bool:
@@ -307,6 +326,7 @@ def free_if_dead(path: str) -> bool:
 
 def _free(path: str) -> None:
     """Mark, save what belongs to a folder of the user's, unlink. The caller holds every member byte."""
+    point("shmreplay.freeing")
     control = os.path.join(path, "control")
     try:
         fd = os.open(control, os.O_RDWR | os.O_CLOEXEC)
@@ -323,55 +343,13 @@ def _free(path: str) -> None:
     records = config.get("records_folder")
     if records and config.get("records_are_ours"):
         shutil.rmtree(records, ignore_errors=True)
-    elif records:
+    elif records and is_marked(records, path):  # else saved already, or dead before it was the folder's
         save_control(control, records)
+        point("shmreplay.saved")
         write_marker(records, None)
+    point("shmreplay.unlinking")
     shutil.rmtree(path, ignore_errors=True)
-
-
-def write_marker(records: str, segment: str | None) -> None:
-    """Say beside the records of a user's folder where their segment is; None once its control file was saved."""
-    if not os.path.isdir(records):
-        return
-    partial = os.path.join(records, "shmreplay.partial")
-    with open(partial, "w") as file:
-        json.dump({"segment": segment, "boot_id": boot_id()}, file)
-    os.replace(partial, os.path.join(records, "shmreplay.json"))
-
-
-def read_marker(records: str) -> dict | None:
-    """What ``write_marker`` wrote; None if the folder was never used."""
-    try:
-        with open(os.path.join(records, "shmreplay.json")) as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
-
-
-def save_control(control: str, records: str) -> None:
-    """Copy the control file beside the records of a folder that the user named, atomically."""
-    if not os.path.isdir(records):
-        return
-    size = os.path.getsize(control)
-    head = np.fromfile(control, np.int64, table.FIXED_NBYTES >> 3)
-    capacity = int(head[table.H_CAPACITY])
-    at = table.stamps_offset(capacity)
-    stamps_nbytes = table.STAMP_NBYTES * int(head[(table.WORDS >> 3) + table.W_CLAIMED])
-    partial = os.path.join(records, "control.partial")
-    with open(control, "rb") as source, open(partial, "wb") as target:
-        for start, length in ((0, table.FIXED_NBYTES), (at, stamps_nbytes)):
-            source.seek(start)
-            target.seek(start)
-            while length > 0:
-                block = source.read(min(length, 1 << 20))
-                if not block:
-                    break
-                target.write(block)
-                length -= len(block)
-        target.truncate(size)
-        target.flush()
-        os.fsync(target.fileno())
-    os.replace(partial, os.path.join(records, "control"))
+    point("shmreplay.unlinked")
 
 
 def sweep() -> int:
@@ -379,12 +357,13 @@ def sweep() -> int:
     home = folder()
     if not os.path.isdir(home):
         return 0
-    with FileLock(os.path.join(home, ".lock")):
+    with file_lock(os.path.join(home, ".lock")):
         return _sweep_locked(home)
 
 
 def _sweep_locked(home: str) -> int:
     count = 0
+    remove_of_other_boots(own_scratch())
     for name in os.listdir(home):
         path = os.path.join(home, name)
         if name.startswith(".") or not os.path.isdir(path):

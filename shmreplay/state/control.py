@@ -17,7 +17,7 @@ import time
 from ..errors import ClosedError, SampleTimeoutError
 from ..shm import table
 from ..shm.lock import section
-from ..shm.points import locked_point
+from ..shm.points import locked_point, point
 from ..shm.table import (
     W_CLAIMED, W_CLOSED, W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_GATE_INC, W_GATE_ROW, W_LEN, W_OPEN,
     W_OPEN_ODD, W_OPEN_SLOTS, W_SLEEPERS, W_WRITES,
@@ -91,6 +91,8 @@ class Control:
             lock.acquire()
             if rows > self.words[W_CLAIMED]:
                 self.words[W_CLAIMED] = rows
+                if locked_point:
+                    locked_point("shmreplay.locked.claimed")
         finally:
             lock.here.unlock()
 
@@ -122,6 +124,7 @@ class Control:
         while blocked[0] is not None:
             self._nap_unqueued(*blocked[0])
             self.set_words(take)
+        point("shmreplay.gate.taken")
         try:
             while self.words[W_OPEN]:
                 for entry in self.journal.entries(None):
@@ -172,6 +175,7 @@ class Control:
             lock.finish(held)
         finally:
             lock.here.unlock()
+        point("shmreplay.emptied")
         if sleepers:
             self.segment.event.wake(sleepers, self.segment.path)
         return None
@@ -180,6 +184,8 @@ class Control:
         """The locked half of ``empty``; applied again after its holder died inside."""
         words = self.words
         words[W_EPOCH] += 1
+        if locked_point:
+            locked_point("shmreplay.locked.epoch")
         words[W_CURSOR] = words[W_EXTENT] = words[W_LEN] = words[W_OPEN_SLOTS] = words[W_FLOOR] = 0
         words[W_OPEN_ODD] = words[W_OPEN]
         if zero_writes:
@@ -201,6 +207,8 @@ class Control:
             held = lock.acquire()
             lock.begin(held, OP_WORDS, 0, ledger_words)
             change(held, self.words)
+            if locked_point:
+                locked_point("shmreplay.locked.changed")
             sleepers = self.wakes(held)
             lock.finish(held)
         finally:

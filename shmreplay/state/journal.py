@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import MembersFullError
 from ..shm import table
+from ..shm.points import locked_point
 from ..shm.table import (
     FREE, J_COUNT, J_EPOCH, J_INC, J_KIND, J_ROW, J_SEQ, J_START, J_WHOLE, LIST_SLOTS, N_ENTRIES, OP_NEXT_SEQ,
     W_CURSOR, W_EPOCH, W_FLOOR, W_OPEN, W_OPEN_ODD,
@@ -57,7 +58,11 @@ class Journal:
         if slots is not None:
             self._lists[entry, :n] = slots
             words[W_OPEN_ODD] += 1
+        if locked_point:
+            locked_point("shmreplay.locked.entry.filled")
         rows[at + J_KIND] = kind
+        if locked_point:
+            locked_point("shmreplay.locked.entry.open")
         words[W_OPEN] += 1
         return seq
 
@@ -66,6 +71,8 @@ class Journal:
         rows, words, at = self.rows, self._words, 8 * entry
         odd = rows[at + J_START] < 0 or rows[at + J_EPOCH] != words[W_EPOCH]
         rows[at + J_KIND] = FREE
+        if locked_point:
+            locked_point("shmreplay.locked.entry.freed")
         words[W_OPEN] -= 1
         words[W_OPEN_ODD] -= odd
 

@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import BudgetError, ClosedError, MembersFullError, SampleTimeoutError
 from ..shm import table
 from ..shm.lock import section
-from ..shm.points import point
+from ..shm.points import locked_point, point
 from ..shm.table import (
     B_ADMITTED, B_BASE_CALLS, B_BASE_RETURNED, B_DENOMINATOR, B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, B_NUMERATOR,
     B_RESERVED, B_RETURNED, B_WAIT_COUNT, C_CALLS, C_RETURNED, C_WAITS, N_RESERVATIONS, R_EPOCH, R_KIND, R_N, R_OWNER,
@@ -136,7 +136,11 @@ class Ledger:
 
         def change(held, _):
             words[B_DENOMINATOR] = 0  # a reader outside the lock sees no ratio, never half of two
+            if locked_point:
+                locked_point("shmreplay.locked.ratio.lifted")
             words[B_NUMERATOR] = ratio.numerator if ratio is not None else 0
+            if locked_point:
+                locked_point("shmreplay.locked.ratio.half")
             words[B_DENOMINATOR] = ratio.denominator if ratio is not None else 0
 
         self.ring.set_words(change)
@@ -172,6 +176,7 @@ class Ledger:
             self._count_wait()
             self._try(claim, True)
             while claim.row < 0:
+                point("shmreplay.waiting")
                 woken = self.segment.event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.deadline)
                 self._check_limits(claim)
                 self._try(claim, True)
@@ -247,8 +252,12 @@ class Ledger:
         claim.epoch = rows[at + R_EPOCH] = self.ring.words[W_EPOCH]
         rows[at + R_N] = claim.n
         rows[at + R_KIND] = claim.kind
+        if locked_point:
+            locked_point("shmreplay.locked.admit.row")
         claim.row = row
         words[B_RESERVED if claim.kind == R_SAMPLE else B_ADMITTED] += claim.n
+        if locked_point:
+            locked_point("shmreplay.locked.admit.reserved")
         if claim.place >= 0:
             self._leave_place(held, claim, queue)
         sleepers = self.wakes(held)
@@ -306,16 +315,23 @@ class Ledger:
             if rows[at + R_KIND] and mine:
                 lock.begin(held, OP_LEDGER, self._operand(claim.row), self.offset)
                 rows[at + R_KIND] = 0
+                if locked_point:
+                    locked_point("shmreplay.locked.settle.row")
                 if claim.epoch == self.ring.words[W_EPOCH]:
                     words[B_RESERVED if claim.kind == R_SAMPLE else B_ADMITTED] -= claim.n
+                    if locked_point:
+                        locked_point("shmreplay.locked.settle.reserved")
                     words[B_RETURNED] += returned
                     if returned:
                         self._count(returned)
+                        if locked_point:
+                            locked_point("shmreplay.locked.settle.counted")
                 sleepers = self.wakes(held)
                 claim.row = -1
                 lock.finish(held)
         finally:
             lock.here.unlock()
+        point("shmreplay.settled")
         if sleepers:
             self.segment.event.wake(sleepers, self.segment.path)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import MembersFullError
 from ..shm import table
+from ..shm.points import locked_point
 from ..shm.table import Q_EPOCH, Q_HEADER_NEXT, Q_HEADER_WAITING, Q_INC, Q_N, Q_ROW, Q_TICKET, Q_WORD
 
 _BASE = 1 << 62
@@ -45,7 +46,11 @@ class WaitQueue:
         words[self._head + Q_HEADER_NEXT] = number + 1
         words[at + Q_ROW], words[at + Q_INC] = row, inc
         words[at + Q_N], words[at + Q_EPOCH] = n, epoch
+        if locked_point:
+            locked_point("shmreplay.locked.queue.filled")
         words[at + Q_TICKET] = number - _BASE
+        if locked_point:
+            locked_point("shmreplay.locked.queue.entered")
         words[self._head + Q_HEADER_WAITING] += 1
         return place
 
@@ -55,6 +60,8 @@ class WaitQueue:
         if not words[at + Q_TICKET] or words[at + Q_ROW] != row or words[at + Q_INC] != inc:
             return False
         words[at + Q_TICKET] = 0
+        if locked_point:
+            locked_point("shmreplay.locked.queue.left")
         words[self._head + Q_HEADER_WAITING] -= 1
         return True
 

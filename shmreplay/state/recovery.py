@@ -97,6 +97,8 @@ class State:
         """Tell every ledger that the epoch has passed."""
         for ledger in self.used_ledgers():
             ledger.emptied(held, zero)
+            if locked_point:
+                locked_point("shmreplay.locked.ledger.emptied")
 
     def _free_row(self, held, argument: int) -> None:
         index, row = divmod(argument, NO_ROW + 1)
@@ -109,6 +111,8 @@ class State:
         if locked_point:
             locked_point("shmreplay.locked.recover")
         self._recovery_table()[op](held, argument)
+        if locked_point:
+            locked_point("shmreplay.locked.recovery.applied")
         self._recount(held)
         words[W_RECOVERIES] += 1
         if locked_point:
@@ -134,6 +138,7 @@ class State:
                 buried = True
         finally:
             lock.here.unlock()
+        point("shmreplay.buried")
         if sleepers:
             self.segment.event.wake(sleepers, self.segment.path)
         if buried:
@@ -151,13 +156,19 @@ class State:
         lock.begin(held, OP_WORDS, 0)
         if words[W_GATE] and words[W_GATE_ROW] == row and words[W_GATE_INC] == inc:
             self._drop_gate(held)
+        if locked_point:
+            locked_point("shmreplay.locked.bury.gate")
         for place in ring.queue.places_of(held, row, inc):
             ring.queue.leave(held, place, row, inc)
         for ledger in self.used_ledgers():
             ledger.forget_owner(held, row, inc)
+        if locked_point:
+            locked_point("shmreplay.locked.bury.forgotten")
         self._recount(held)
         words[W_DEAD] += 1
         self.segment.words[(table.MEMBERS >> 3) + 8 * row + M_INC] = 0
+        if locked_point:
+            locked_point("shmreplay.locked.bury.row")
         lock.finish(held)
 
     @section

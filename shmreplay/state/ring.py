@@ -80,6 +80,7 @@ class Ring(Control):
                 self._leave_queue(write)
 
     def _nap(self, write: Write) -> None:
+        point("shmreplay.blocked")
         event, place = self.segment.event, write.place
         woken = place >= 0 and event.nap(self.queue.word(place)[0], write.seen, self.limits.deadline)
         self.check_limits("Replay buffer did not get the slots to write")
@@ -217,6 +218,8 @@ class Ring(Control):
             words[W_OPEN_SLOTS] -= n
             words[W_LEN] += n
             words[W_WRITES] += n
+        if locked_point:
+            locked_point("shmreplay.locked.counted")
         words[W_COMMITS] += 1
         self.journal.close(held, entry)
 
@@ -245,6 +248,8 @@ class Ring(Control):
             if rows[at + J_START] >= 0 and rows[at + J_START] + rows[at + J_COUNT] == words[W_CURSOR]:
                 words[W_CURSOR] = rows[at + J_START]
                 words[W_FLOOR] = min(words[W_FLOOR], words[W_CURSOR])
+        if locked_point:
+            locked_point("shmreplay.locked.abandoned")
         self.journal.close(held, entry)
 
     def undo_reserve(self, held, entry: int) -> None:
@@ -254,6 +259,8 @@ class Ring(Control):
             epoch = self.words[W_EPOCH]
             n_whole = sum(self.stamps.whole_count(part, epoch) for part in self.journal.where(entry))
             self.words[W_LEN] += n_whole - rows[at + J_WHOLE]
+        if locked_point:
+            locked_point("shmreplay.locked.undone")
         rows[at + J_KIND] = 0
 
     # -- pins --------------------------------------------------------------------------------------------------
@@ -269,6 +276,7 @@ class Ring(Control):
         self._pin(write, candidates, False)
         if write.blocked is not None:
             self.wait_for_slots(write, lambda: self._pin(write, candidates, True))
+        point("shmreplay.pinned")
         return write.slots
 
     @section

@@ -18,6 +18,7 @@ ones around its gather, whenever bytes may be mixed. A writer that dies between 
 
 import numpy as np
 
+from ..shm.points import locked_point
 from ..shm.table import S_GENERATION, S_PREVIOUS, S_REVISION
 
 
@@ -37,13 +38,19 @@ class Stamps:
         revision = self.revision[where] + 1
         revision |= 1
         self.revision[where] = revision
+        if locked_point:
+            locked_point("shmreplay.locked.stamps.odd")
         if epoch == 1:  # no slot can have an older epoch
             self.generation[where] += 1
         else:
             self.generation[where] = self._next_generation(where, epoch)
+        if locked_point:
+            locked_point("shmreplay.locked.stamps.generation")
         self.epoch[where] = epoch
         self.writer[where] = writer
         self.previous[where] = previous
+        if locked_point:
+            locked_point("shmreplay.locked.stamps.marked")
 
     def _next_generation(self, where, epoch: int):
         """Public generation + 1 at ``epoch``, stored plus one."""
@@ -55,6 +62,8 @@ class Stamps:
         """Make the slots at ``where`` whole; again for whole ones is harmless (a repeated recovery)."""
         self.revision[where] |= 1
         self.revision[where] += 1
+        if locked_point:
+            locked_point("shmreplay.locked.stamps.whole")
 
     def whole_count(self, where, epoch: int) -> int:
         """How many slots at ``where`` hold a record."""

@@ -16,6 +16,8 @@ from ..state.recovery import State
 from ..state.ring import Write, Writing
 from .reading import Reading
 
+NEVER_STORED = frozenset({"index", "index_generation"})  # root keys of samples that are written again
+
 
 def state_of(segment: Segment) -> State:
     """The one State of a segment in this process."""
@@ -77,6 +79,10 @@ class Storage(Reading):
     def stage(self, data, *, batched: bool):
         """Check and convert ``data``; raises before anything changes. Returns an object with ``n``."""
         raise NotImplementedError
+
+    def prepare(self, example) -> bool:
+        """Be ready to claim rows for records like the batch ``example`` (None: unknown); False if that cannot be."""
+        return True
 
     def _put(self, where, staged, offset: int, n: int) -> None:
         """Copy ``n`` staged records from ``offset`` on to the slots ``where`` (a slice or an index array)."""
@@ -240,7 +246,7 @@ class Storage(Reading):
 
     def contains(self, item) -> bool:
         """Whether slot ``item`` holds a record."""
-        if not 0 <= int(item) < self.max_size:
+        if not 0 <= int(item) < self.ring.words[W_CLAIMED]:
             return False
         return bool(self.ring.stamps.whole_count(slice(int(item), int(item) + 1), self.ring.words[W_EPOCH]))
 
@@ -253,7 +259,8 @@ class Storage(Reading):
 
     def generations(self, slots: np.ndarray) -> np.ndarray:
         """Public generations of ``slots``, int64; -1 where never written or out of range."""
-        return self.ring.stamps.public(slots, self.ring.words[W_EPOCH])
+        words = self.ring.words  # unclaimed stamps must not be touched, not even read: the file system may be full
+        return self.ring.stamps.public(np.where(slots < words[W_CLAIMED], slots, -1), words[W_EPOCH])
 
     @property
     def write_count(self) -> int:

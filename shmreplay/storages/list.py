@@ -6,7 +6,7 @@ from tensordict import is_tensor_collection, is_tensorclass
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import LayoutTypeError
-from .base import Storage
+from .base import NEVER_STORED, Storage
 
 __all__ = ["ListStorage"]
 
@@ -47,13 +47,13 @@ class ListStorage(Storage):
 
     def stage(self, data, *, batched: bool):
         if not batched:
-            return _Items([_copy(data)])
+            return _Items([_copy_in(data)])
         if isinstance(data, list):
-            items = [_copy(item) for item in data]
+            items = [_copy_in(item) for item in data]
         elif is_tensor_collection(data):
             if not data.ndim:
                 raise RuntimeError(f"Expected at least one element in extend. Got {data=}")
-            items = list(_copy(data).unbind(0))
+            items = list(_copy_in(data).unbind(0))
         elif isinstance(data, torch.Tensor):
             if not data.ndim:
                 raise RuntimeError(f"Expected at least one element in extend. Got {data=}")
@@ -97,6 +97,12 @@ class ListStorage(Storage):
 
     def __repr__(self) -> str:
         return f"ListStorage(max_size={self.max_size}, len={len(self)})"
+
+
+def _copy_in(record):
+    if is_tensor_collection(record) and not is_tensorclass(record):
+        record = record.exclude(*NEVER_STORED)
+    return _copy(record)
 
 
 def _copy(record):

@@ -1,19 +1,24 @@
 """Records in files on a disk, counters and stamps in shared memory beside them."""
 
 import os
+import time
 import uuid
 
 import numpy as np
 
 from ..errors import VersionError
 from ..shm import space, table
+from ..shm.folders import file_lock, own_scratch, read_marker, write_marker
 from ..shm.lock import section
-from ..shm.segment import Segment, free_if_dead, own_scratch, read_marker, write_marker
+from ..shm.points import point
+from ..shm.segment import Segment, free_if_dead, is_being_freed
 from ..shm.table import W_CLAIMED, W_NEXT_INC
 from ..state.recovery import State
 from .tensor import TensorStorage
 
 __all__ = ["LazyMemmapStorage"]
+
+_PATIENCE = 10.0  # seconds that opening a folder waits for another process that is saving its counters
 
 
 class LazyMemmapStorage(TensorStorage):
@@ -58,16 +63,20 @@ class LazyMemmapStorage(TensorStorage):
         scratch = getattr(self, "_scratch", None)
         if scratch is None:
             folder = os.path.join(own_scratch(), uuid.uuid4().hex[:16])
+            segment = self._made(folder, ours=True)  # first: whoever frees it removes the folder
             os.makedirs(folder, mode=0o700)
-            segment = self._made(folder, ours=True)
-        else:
-            os.makedirs(scratch, exist_ok=True)
+            point("shmreplay.scratch.made")
+            write_marker(folder, segment.path)
+            return segment
+        os.makedirs(scratch, exist_ok=True)
+        with file_lock(os.path.join(scratch, "shmreplay.lock")):  # of two who open it at once, one has it
             marker = read_marker(scratch)
             if marker is not None:
                 return self._reopened(scratch, marker)
             segment = self._made(scratch, ours=False)
+            point("shmreplay.scratch.marking")
             write_marker(scratch, segment.path)
-        return segment
+            return segment
 
     def _made(self, folder: str, *, ours: bool) -> Segment:
         config = {"storage": type(self).__name__, "records_folder": folder, "records_are_ours": ours}
@@ -88,23 +97,36 @@ class LazyMemmapStorage(TensorStorage):
                 "choose an empty folder."
             )
         if marker["segment"] is not None:
-            if not free_if_dead(marker["segment"]) and os.path.isdir(marker["segment"]):
-                raise FileExistsError(f"{folder} is in use by a living process: shmreplay.attach({folder!r}) joins it")
+            self._free(folder, marker["segment"])
             marker = read_marker(folder)
         if marker["segment"] is not None:
             raise VersionError(
                 f"{folder} was left by a power loss or a reboot: its counters and stamps, which were in memory, are "
                 "gone. Load a checkpoint into a new folder."
             )
-        control = os.path.join(folder, "control")
-        saved = np.memmap(control, np.uint8, "r")
-        capacity = int(saved[: 8 * 8].view(np.int64)[table.H_CAPACITY])
+        saved = np.memmap(os.path.join(folder, "control"), np.uint8, "r")
+        version, capacity = (int(saved[:64].view(np.int64)[word]) for word in (table.H_VERSION, table.H_CAPACITY))
+        if version != table.FORMAT_VERSION:
+            raise VersionError(
+                f"{folder} has format version {version}, this library reads {table.FORMAT_VERSION}: use the version of "
+                "shmreplay that made it"
+            )
         if capacity != self.max_size:
             raise ValueError(f"{folder} holds {capacity} slots, max_size={self.max_size} was asked. Ask for {capacity}.")
         segment = self._made(folder, ours=False)
         _restore(segment, saved)
+        point("shmreplay.scratch.marking")
         write_marker(folder, segment.path)
         return segment
+
+    @staticmethod
+    def _free(folder: str, segment: str) -> None:
+        """Have the counters of the dead saved beside the records, or raise FileExistsError."""
+        patience = time.monotonic() + _PATIENCE
+        while not free_if_dead(segment) and os.path.isdir(segment):
+            if not is_being_freed(segment) or time.monotonic() > patience:
+                raise FileExistsError(f"{folder} is in use by a living process: shmreplay.attach({folder!r}) joins it")
+            time.sleep(0.001)
 
     def _local_state(self) -> dict:
         return super()._local_state() | {"_scratch": None, "_existsok": False}
@@ -145,6 +167,8 @@ def _restore(segment: Segment, saved: np.ndarray) -> None:
     segment.members.register(None, segment.row, inc)
     segment.inc = inc
     _resolve_all(State(segment))
+    for word in (table.W_CLOSED, table.W_N_LEDGERS):  # buffers take the ledgers over, in the order they are made
+        words[(table.WORDS >> 3) + word] = 0
 
 
 @section
@@ -162,6 +186,10 @@ def _resolve_all(state: State) -> None:
                 state.resolve_owner(held, row, inc)
                 if mine:
                     segment.members.register(held, row, segment.inc)
+        segment.control[table.WAITERS : table.WAITERS + table.QUEUE_NBYTES] = 0
+        for ledger in state.used_ledgers():
+            ledger.clear()
+        ring.words[table.W_SLEEPERS] = 0
     finally:
         segment.lock.here.unlock()
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import BudgetError, ShmReplayError
 from ..shm.points import point
-from ..shm.table import LIST_SLOTS, W_EPOCH, W_LEN
+from ..shm.table import LIST_SLOTS, W_CLAIMED, W_EPOCH, W_LEN
 from ..state.ring import Write
 from ..state.stamps import all_whole, whole
 
@@ -40,6 +40,16 @@ class Reading:
             slots, before = slots.copy(), before.copy()
             self._read_again(chunk, slots, before, after, epoch, redraw)
         return chunk, slots, before[:, 1] - 1, epoch
+
+    def draw_whole(self, n: int) -> np.ndarray:
+        """Slots drawn uniformly; among those that hold a record, where few do and blind draws would miss them."""
+        ring = self.ring
+        epoch, extent = ring.words[W_EPOCH], ring.words[W_EXTENT]
+        if 4 * ring.words[W_LEN] < extent:
+            there = np.flatnonzero(whole(ring.stamps.take(np.arange(extent)), epoch))
+            if there.size:
+                return there[torch.randint(0, there.size, (n,), generator=self._generator()).numpy()]
+        return self._rand_given_ndim(n).numpy()
 
     def _read_again(self, chunk, slots, before, after, epoch: int, redraw) -> None:
         """Replace, in place, the rows that were not whole from before to after the gather."""
@@ -85,7 +95,9 @@ class Reading:
     def read_whole(self, slots: np.ndarray) -> tuple:
         """The whole records among ``slots``, in their order: (chunk, slots). Holes are left out."""
         ring = self.ring
-        epoch = ring.words[W_EPOCH]
+        epoch, claimed = ring.words[W_EPOCH], ring.words[W_CLAIMED]
+        if slots.size and slots.max() >= claimed:  # reading what is not claimed may be SIGBUS
+            slots = slots[slots < claimed]
         before = ring.stamps.take(slots)
         there = whole(before, epoch)
         if not there.all():

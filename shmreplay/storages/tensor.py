@@ -9,7 +9,6 @@ race reads the layout and validates its data against it before anything changes.
 
 import os
 import time
-import uuid
 
 import numpy as np
 import torch
@@ -18,16 +17,16 @@ from ..errors import LayoutError, SpaceError
 from ..records import RecordLayout
 from ..shm import space, table
 from ..shm.lock import section
-from ..shm.points import point
+from ..shm.points import locked_point, point
 from ..shm.segment import Segment, chosen_kinds, map_file, map_private
 from ..shm.table import H_LAYOUT_DIGEST, H_LAYOUT_INC, H_LAYOUT_ROW, H_LAYOUT_STATE, LAYOUT_CREATING, LAYOUT_NONE
 from ..shm.table import LAYOUT_READY, W_OPEN, W_SLEEPERS
-from .base import Storage
+from .base import NEVER_STORED, Storage
 
 __all__ = ["LazyTensorStorage", "TensorStorage"]
 
 _STEP_NBYTES = 16 << 20
-_IGNORED = frozenset({"index", "index_generation"})
+_BOUND = {"state", "segment", "ring", "_layout", "_rows", "_offsets", "_columns", "_column_tensors"}
 
 
 def _pages(nbytes: int) -> int:
@@ -62,10 +61,17 @@ class TensorStorage(Storage):
         self._check_seat()
         if batched and isinstance(data, list):
             data = RecordLayout.stack(data)
-        layout = self._layout
+        layout = self._layout or self._known_layout()
         if layout is None:
-            layout = self._known_layout() or self._fix_layout(RecordLayout.of(data, batched=batched, ignore=_IGNORED))
+            wanted = RecordLayout.of(data, batched=batched, ignore=NEVER_STORED)
+            wanted.stage(data, batched=batched)  # what cannot be written must not fix the layout
+            layout = self._fix_layout(wanted)
         return layout.stage(data, batched=batched)
+
+    def prepare(self, example) -> bool:
+        if self._known_layout() is None and example is not None:
+            self._fix_layout(RecordLayout.of(example, batched=True, ignore=NEVER_STORED))
+        return self._layout is not None
 
     def _known_layout(self) -> RecordLayout | None:
         """The layout that some process has fixed, mapped here; None if no write was made yet."""
@@ -89,12 +95,14 @@ class TensorStorage(Storage):
             self.ring.probe(words[H_LAYOUT_ROW], words[H_LAYOUT_INC])
             time.sleep(0.0005)
         try:
+            point("shmreplay.layout.begun")
             self._create_records(layout)
             point("shmreplay.layout.created")
         except BaseException:
             self._end_layout(None)
             raise
         self._end_layout(layout)
+        point("shmreplay.layout.ready")
         self._map(layout)
         return layout
 
@@ -110,7 +118,11 @@ class TensorStorage(Storage):
                 return False
             words[H_LAYOUT_STATE] = LAYOUT_NONE
             words[H_LAYOUT_ROW], words[H_LAYOUT_INC] = segment.row, segment.inc
+            if locked_point:
+                locked_point("shmreplay.locked.layout.owner")
             words[H_LAYOUT_STATE] = LAYOUT_CREATING
+            if locked_point:
+                locked_point("shmreplay.locked.layout.creating")
             return True
         finally:
             segment.lock.here.unlock()
@@ -123,7 +135,11 @@ class TensorStorage(Storage):
             segment.lock.acquire()
             for i in range(4):
                 words[H_LAYOUT_DIGEST + i] = digest[i]
+            if locked_point:
+                locked_point("shmreplay.locked.layout.digest")
             words[H_LAYOUT_STATE] = LAYOUT_READY if layout is not None else LAYOUT_NONE
+            if locked_point:
+                locked_point("shmreplay.locked.layout.ended")
         finally:
             segment.lock.here.unlock()
 
@@ -151,12 +167,15 @@ class TensorStorage(Storage):
         else:
             space.check_room(folder, nbytes, f"{self.max_size:,} records", memory=False)
         for name, content in (("layout.json", layout.to_json()), ("records", "")):
-            partial = os.path.join(folder, f"{name}.{uuid.uuid4().hex[:8]}.partial")
-            with open(partial, "w") as file:
-                file.write(content)
+            partial = os.path.join(folder, f"{name}.partial")  # one creator at a time; a dead one's is written over
+            with space.explained(folder, len(content), "the layout of the records"):
+                with open(partial, "w") as file:
+                    file.write(content)
             if name == "records":
                 os.truncate(partial, nbytes)
+            point("shmreplay.layout.written")
             os.replace(partial, os.path.join(folder, name))
+            point("shmreplay.layout.renamed")
 
     def _map(self, layout: RecordLayout) -> None:
         nbytes, folder = self._nbytes(layout), self._records_folder()
@@ -210,6 +229,7 @@ class TensorStorage(Storage):
     def _put(self, where, staged, offset: int, n: int) -> None:
         if staged.rows is not None:
             self._rows[where] = staged.rows[offset : offset + n]
+        point("shmreplay.copying")
         for column, source in zip(self._columns, staged.columns):
             column[where] = source[offset : offset + n]
 
@@ -284,6 +304,7 @@ class TensorStorage(Storage):
         """
         if not self.is_shared:
             return
+        self._check_seat()
         if self.segment.members.live_count() > 1:
             raise RuntimeError(
                 f"share(False): {self.segment.members.live_count() - 1} other processes are attached to {self.path}. "
@@ -300,15 +321,28 @@ class TensorStorage(Storage):
         if words[W_OPEN] or words[W_SLEEPERS]:
             raise RuntimeError("share(): other threads are in the middle of calls. Call it before they start.")
         content = self.content()
+        point("shmreplay.share.copied")
+        before = {name: value for name, value in self.__dict__.items() if name in _BOUND}  # holds the old state too
         self._layout = None
-        used = len(self.state.used_ledgers())
-        if target.path is not None and used > 1:
-            ledgers = [(table.LEDGERS, table.LEDGER_NBYTES * used)]
-            space.claim(os.path.join(target.path, "control"), ledgers, "the ledgers of a buffer", memory=True)
-        self._bind(target)
-        self._take_content(content)
+        try:
+            self._bind(target)
+            point("shmreplay.share.bound")
+            self._take_content(content)
+            point("shmreplay.share.filled")
+        except BaseException:
+            self.__dict__.update(before)
+            if target.path is not None:
+                target.leave()
+            raise
         for buffer in list(self._buffers):
             buffer._bind()
+
+    def _take_content(self, content: dict) -> None:
+        path, nbytes = self.segment.path, content["ledgers"].size
+        if path is not None and nbytes > table.LEDGER_NBYTES:
+            ledgers = [(table.LEDGERS, nbytes)]
+            space.claim(os.path.join(path, "control"), ledgers, "the ledgers of a buffer", memory=True)
+        super()._take_content(content)
 
     def _config(self) -> dict:
         return {"storage": type(self).__name__, "records_folder": self._folder}
@@ -325,6 +359,7 @@ class TensorStorage(Storage):
     def _attach_segment(self, segment: Segment) -> None:
         self._folder, self._kinds = segment.config().get("records_folder"), segment.kinds
         super()._attach_segment(segment)
+        segment.seat()  # from now on it is not freed when those who have it already end
 
     def _records_content(self, claimed: int):
         layout = self._known_layout()

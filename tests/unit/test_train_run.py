@@ -20,14 +20,17 @@ class Job:
     def __init__(self, out: Path, *arguments: str) -> None:
         self.out = out
         self.log = out / "log"
+        self.shared = out / "shared"
+        self.shared.mkdir()
         path = os.pathsep.join([str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.environment = {**os.environ, "PYTHONPATH": path, "SHMREPLAY_DIR": str(self.shared)}
         command = [sys.executable, "-u", "-m", "train_dqn.main", "--out", str(out), *arguments]
         self.process = subprocess.Popen(
             command,
             stdout=self.log.open("w"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=self.environment,
         )
 
     def text(self) -> str:
@@ -60,6 +63,10 @@ class Job:
             time.sleep(0.02)
         return time.monotonic() - began
 
+    def buffers(self) -> list[str]:
+        """Returns the folders of buffers that were not freed."""
+        return [str(path.parent) for path in self.shared.rglob("records")]
+
     def close(self) -> None:
         for pid in self.living():
             os.kill(pid, signal.SIGKILL)
@@ -85,6 +92,7 @@ def test_reaching_the_target_is_success(job, start):
     assert run.finish() == 0, run.text()
     assert "success" in run.text()
     assert (run.out / "train.png").exists()
+    assert run.buffers() == []
 
 
 def test_missing_the_target_fails_and_says_why(job):
@@ -112,8 +120,16 @@ def test_a_collector_that_dies_by_itself_is_a_failure(job):
     assert re.search(r"train: failed: collector \d ended with status -9", run.text()), run.text()
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(
+    ("start", "number", "to_all"),
+    [
+        ("fork", signal.SIGINT, True),
+        ("spawn", signal.SIGINT, True),
+        ("forkserver", signal.SIGINT, True),
+        ("spawn", signal.SIGINT, False),
+        ("fork", signal.SIGTERM, False),
+    ],
+)
 def test_an_interrupt_ends_everything_in_time_and_quietly(job, start, number, to_all):
     run = job("--start", start, "--target", "501")
     run.await_line(r"\ds  env")
@@ -123,6 +139,7 @@ def test_an_interrupt_ends_everything_in_time_and_quietly(job, start, number, to
     assert run.finish() == 128 + number, run.text()
     assert run.seconds_until_gone() + time.monotonic() - began < 4  # 2 on a machine with nothing else to do
     assert "Traceback" not in run.text() and run.text().endswith("train: interrupted\n")
+    assert run.buffers() == []
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
@@ -133,3 +150,5 @@ def test_nobody_outlives_a_killed_supervisor(job, start):
     run.process.kill()
     assert run.seconds_until_gone() < 3
     assert "Traceback" not in run.text()
+    subprocess.run([sys.executable, "-m", "shmreplay", "gc"], env=run.environment, check=True, timeout=ENOUGH)
+    assert run.buffers() == []
