@@ -2,6 +2,8 @@
 
 import torch
 
+from .errors import BudgetError
+
 __all__ = ["RandomSampler", "Sampler"]
 
 EMPTY = "Cannot sample from an empty storage."
@@ -78,5 +80,5 @@ class RandomSampler(Sampler):
 
     def sample(self, storage, batch_size: int) -> tuple[torch.Tensor, dict]:
         if not len(storage):
-            raise RuntimeError(EMPTY)
+            raise BudgetError(EMPTY)
         return storage._rand_given_ndim(batch_size), {}

@@ -128,7 +128,7 @@ def seen(buffer) -> dict:
         "write_count": buffer.write_count,
         "generations": generations(buffer, buffer.storage.max_size + 2),
         "x": buffer[:]["x"].tolist() if len(buffer) else [],
-        "stats": {k: v for k, v in stats.items() if k != "live_members"},
+        "stats": {k: v for k, v in stats.items() if not k.endswith("_members")},  # who is attached differs as they come and go
         "can_sample": buffer.can_sample(1),
     }
 

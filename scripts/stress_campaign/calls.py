@@ -18,6 +18,7 @@ class Stopwatch:
 
     Args:
         worst: int64 `[N_WORST, 4]`: when it began (monotonic), how long, how long without a core, in ns, and its kind.
+            The first row is the longest call, the others those that were held up the longest.
         least: shorter calls are not kept, in ns.
     """
 
@@ -35,10 +36,16 @@ class Stopwatch:
         """It returned; how long it took, in ns."""
         wall = time.monotonic_ns() - self._began
         if wall > self._least:
-            row = self._worst[self._worst[:, WALL].argmin()]
-            if wall > row[WALL]:
-                row[:] = self._began, wall, self._delay() - self._queued, kind
+            self._keep(wall, self._delay() - self._queued, kind)
         return wall
+
+    def _keep(self, wall: int, queued: int, kind: int) -> None:
+        longest, others = self._worst[0], self._worst[1:]
+        if wall > longest[WALL]:
+            longest[:] = self._began, wall, queued, kind
+        row = others[(others[:, WALL] - others[:, QUEUED]).argmin()]
+        if wall - queued > row[WALL] - row[QUEUED]:
+            row[:] = self._began, wall, queued, kind
 
     def close(self) -> None:
         """Time no more."""
@@ -48,8 +55,13 @@ class Stopwatch:
         return int(os.pread(self._file, 64, 0).split()[1])
 
 
+def held_up(rows: np.ndarray) -> np.ndarray:
+    """How long calls took but for the time in which they were ready and had no core, in ns."""
+    return rows[..., WALL] - rows[..., QUEUED]
+
+
 def worst_first(rows: np.ndarray) -> np.ndarray:
     """The kept calls of all stopwatches, int64 `[n, 4]`, first those that were held up the longest."""
-    rows = rows.reshape(-1, 4)
+    rows = np.unique(rows.reshape(-1, 4), axis=0)
     rows = rows[rows[:, WALL] > 0]
-    return rows[np.argsort(rows[:, QUEUED] - rows[:, WALL])]
+    return rows[np.argsort(-held_up(rows), kind="stable")]

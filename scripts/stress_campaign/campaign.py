@@ -36,6 +36,7 @@ class Finding:
     proven: int
     torn: int
     kills: int
+    lock: str
     stats: dict
     worst: np.ndarray
     holds: np.ndarray
@@ -68,7 +69,8 @@ class Campaign:
         self._random = random.Random(options.seed)
         self._next_writer = 0
         self._survivors: list[_Survivor] = []
-        self._victim_roles = []
+        self._victim_roles: list[str] = []
+        self._problems: list[str] = []
 
     def run(self, rounds: tuple[Round, ...]) -> list[Finding]:
         """Runs one round after another; stops at the first that hangs."""
@@ -121,7 +123,7 @@ class Campaign:
             survivor.connection.send((round_, buffer, board, post))
         kills = self._kill_until(time.monotonic() + seconds, round_, buffer, board, nursery)
         board.stop[0] = time.monotonic_ns()
-        problems = self._await_survivors()
+        problems = self._problems + self._await_survivors()
         lasted = (time.monotonic_ns() - began) / 1e9
         account = audit(round_, buffer, board, kills["write"]) if not problems else Account()
         finding = self._finding(round_, lasted, began, buffer, board, kills, account, problems)
@@ -138,7 +140,7 @@ class Campaign:
             self._bear(role, first_seat + number, round_, buffer, board, nursery)
             for number, role in enumerate(self._victim_roles)
         ]
-        while (now := time.monotonic()) < end and self._next_writer < MAX_WRITERS:
+        while (now := time.monotonic()) < end and self._next_writer < MAX_WRITERS and not self._problems:
             for at, victim in enumerate(born):
                 if victim.dies_at == _UNBORN and board.seats[victim.seat, workers.BORN] > victim.lives:
                     victim.dies_at = now + self._random.expovariate(1 / _LIFE)
@@ -160,7 +162,7 @@ class Campaign:
 
     def _slay(self, victim: _Victim, kills: dict[str, int]) -> None:
         if not victim.child.kill():
-            raise AssertionError(f"a victim ended by itself\n{victim.child.last_words()}")
+            self._problems.append(f"a victim ({victim.role}) ended by itself\n{victim.child.last_words()}")
         victim.child.close()
         kills[victim.role] += 1
 
@@ -186,5 +188,5 @@ class Campaign:
         return Finding(
             round_, lasted, began, int(sums[workers.CALLS]), int(sums[workers.ROWS]), int(sums[workers.LOOKS]),
             int(sums[workers.OVER_ISSUED]), int(sums[workers.PROVEN]), int(sums[workers.TORN]) + account.torn,
-            sum(kills.values()), buffer.stats(), worst, board.holds.copy(), account, problems,
+            sum(kills.values()), type(buffer.storage.segment.lock).__name__, buffer.stats(), worst, board.holds.copy(), account, problems,
         )  # fmt: skip

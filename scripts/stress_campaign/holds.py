@@ -28,8 +28,8 @@ class HoldTimes:
         """Measure from now on."""
         original, free, times = self._acquire, self._unlock, self._times
 
-        def acquire():
-            held = original()
+        def acquire(*arguments):
+            held = original(*arguments)
             self._acquired = time.perf_counter_ns()
             return held
 

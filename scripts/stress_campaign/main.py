@@ -1,6 +1,7 @@
 """The command line of `scripts/stress`."""
 
 import argparse
+import logging
 import os
 import random
 import shutil
@@ -47,9 +48,8 @@ def main() -> int:
     os.mkdir(os.environ["SHMREPLAY_DIR"])
     from stress_campaign.campaign import Campaign
     from stress_campaign.report import print_report
-    from stress_campaign.workers import prepare
 
-    prepare()
+    logging.getLogger("shmreplay").setLevel(logging.ERROR)  # it tells of each death
     try:
         findings = Campaign(options, folder).run(ROUNDS)
         return print_report(options, findings)

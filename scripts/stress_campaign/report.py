@@ -4,7 +4,7 @@ import argparse
 
 import numpy as np
 
-from stress_campaign.calls import KIND, QUEUED, STARTED, WALL, worst_first
+from stress_campaign.calls import KIND, QUEUED, STARTED, WALL, held_up, worst_first
 from stress_campaign.campaign import Finding
 from stress_campaign.holds import COUNT, LONGEST, P50, P99
 from stress_campaign.workers import KINDS
@@ -25,7 +25,7 @@ def print_report(options: argparse.Namespace, findings: list[Finding]) -> int:
     for finding in findings:
         _print_details(finding)
     breaches = sum(_breaches(finding) for finding in findings)
-    print(f"seed {options.seed}: " + ("nothing breached" if not breaches else f"{breaches} BREACHES"))
+    print(f"seed {options.seed}, {findings[-1].lock}: " + ("nothing breached" if not breaches else f"{breaches} BREACHES"))
     return 1 if breaches else 0
 
 
@@ -33,17 +33,12 @@ def _figures(finding: Finding) -> list[str]:
     account = finding.account
     counts = [finding.calls, finding.rows, finding.kills, finding.stats["recovered"], finding.stats["dead_members"]]
     faults = [finding.torn, account.lost, account.doubled, finding.over_issued, account.leaked]
-    return [*(f"{count:,}" for count in counts), f"{_blocked(finding).max() / 1e6:.0f} ms", *(f"{fault:,}" for fault in faults)]
-
-
-def _blocked(finding: Finding) -> np.ndarray:
-    """How long each of the worst calls was held up, in ns, not counting that it was ready but had no core."""
-    return finding.worst[..., WALL] - finding.worst[..., QUEUED]
+    return [*(f"{count:,}" for count in counts), f"{held_up(finding.worst).max() / 1e6:.0f} ms", *(f"{fault:,}" for fault in faults)]
 
 
 def _breaches(finding: Finding) -> int:
     account = finding.account
-    blocked = int(np.count_nonzero(_blocked(finding) > LONGEST_BLOCK * 1e9))
+    blocked = int(np.count_nonzero(held_up(finding.worst) > LONGEST_BLOCK * 1e9))
     faults = finding.torn + account.lost + account.doubled + finding.over_issued + account.leaked
     return faults + blocked + len(finding.problems)
 

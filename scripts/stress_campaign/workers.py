@@ -142,7 +142,6 @@ def is_over_issued(stats: dict, ratio) -> bool:
 
 def prepare(connection=None) -> None:
     """What the first process of a kind does for all after it: the imports, seconds long, are done when it returns."""
-    logging.getLogger("shmreplay").setLevel(logging.ERROR)  # it tells of each death
     if connection is not None:
         connection.send("ready")
 
@@ -151,6 +150,7 @@ class _Timed:
     """The stopwatch of a worker; that of a victim keeps nothing. Beside it, where asked, a thread that spins."""
 
     def __init__(self, buffer, board: Board, post: Post) -> None:
+        logging.getLogger("shmreplay").setLevel(logging.ERROR)  # it tells of each death
         board.seats[post.seat, BORN] += 1
         worst = board.worst[post.seat] if post.survives else np.zeros((N_WORST, 4), np.int64)
         self._watch = Stopwatch(worst)

@@ -3,30 +3,16 @@
 import weakref
 
 from ..checks import as_deadline
+from ..shm.limits import Call
 
-__all__ = ["Limited"]
+__all__ = ["limits_of"]
 
 
-class Limited:
-    """Bounds the waits of the calling thread for the length of a call."""
+def limits_of(buffer, timeout, cancel_event) -> Call:
+    """The limits of one call on ``buffer``; to be set and put back by plain stores around it.
 
-    __slots__ = ("_limits", "_lock", "_values", "_before")
-
-    def __init__(self, buffer, timeout, cancel_event):
-        deadline = as_deadline(timeout)
-        self._limits, self._lock = buffer._ring.limits, buffer._segment.lock
-        reference = weakref.ref(buffer)
-        self._values = (deadline, timeout, cancel_event, lambda: (b := reference()) is not None and b._closed)
-
-    def __enter__(self) -> None:
-        limits = self._limits
-        self._before = (limits.deadline, limits.timeout, limits.cancel_event, limits.closed)
-        self._set(self._values)
-
-    def __exit__(self, *_) -> None:
-        self._set(self._before)
-
-    def _set(self, values) -> None:
-        limits = self._limits
-        limits.deadline, limits.timeout, limits.cancel_event, limits.closed = values
-        self._lock.here.deadline = values[0]
+    Raises:
+        TypeError, ValueError: a bad timeout.
+    """
+    reference = weakref.ref(buffer)
+    return Call(as_deadline(timeout), timeout, cancel_event, lambda: (b := reference()) is not None and b._closed)

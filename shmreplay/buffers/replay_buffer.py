@@ -12,7 +12,7 @@ from ..state.ledger import Claim
 from ..storages import ListStorage, Storage
 from ..writers import RoundRobinWriter, Writer
 from .handle import Handle
-from .limited import Limited
+from .limited import limits_of
 from .sampling import Sampling
 from .snapshot import Snapshot
 
@@ -206,15 +206,22 @@ class ReplayBuffer(Sampling, Handle, Snapshot):
         return index
 
     def _write_bounded(self, write, data, ahead: int, timeout, cancel_event):
-        claim = Claim(R_WRITE, ahead)
-        with Limited(self, timeout, cancel_event):
+        claim, ring = Claim(R_WRITE, ahead), self._ring
+        call, limits = limits_of(self, timeout, cancel_event), ring.limits
+        before = limits.call
+        try:
+            limits.call = call
+            if ahead:
+                self._ledger.admit(claim, True)
+            return write(data)
+        finally:
+            limits.call = before
             try:
-                if ahead:
-                    self._ledger.admit(claim, True)
-                return write(data)
-            finally:
-                if claim.row >= 0:
-                    self._ledger.settle(claim, 0)
+                self._ledger.settle(claim, 0)
+            except BaseException:
+                ring.debts.append((self._ledger.settle, claim, 0))
+                ring.pay_debts()
+                raise
 
     # -- reading -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ..shm.table import B_LIMITED, R_SAMPLE, W_CLOSED, W_LEN
 from ..state.ledger import Claim
 from ..storages.reading import PassedError
 from ..writers import TensorDictRoundRobinWriter
-from .limited import Limited
+from .limited import limits_of
 
 __all__ = ["Sampling"]
 
@@ -75,8 +75,13 @@ class Sampling:
                 return data, info
             except PassedError:
                 pass
-        with Limited(self, timeout, cancel_event):
+        call, limits = limits_of(self, timeout, cancel_event), ring.limits
+        before = limits.call
+        try:
+            limits.call = call
             return self._sample_admitted(n, wait)
+        finally:
+            limits.call = before
 
     def _sample_admitted(self, n: int, wait: bool) -> tuple:
         claim = Claim(R_SAMPLE, n, self._sampler.needed_size(n))
@@ -95,8 +100,16 @@ class Sampling:
             except BudgetError:
                 if not wait or claim.row < 0:
                     raise
+            except RuntimeError:
+                if not wait or claim.row < 0 or self._ring.words[W_LEN]:
+                    raise  # else: emptied since it was admitted, and the sampler said so
             finally:
-                self._ledger.settle(claim, done)
+                try:
+                    self._ledger.settle(claim, done)
+                except BaseException:
+                    self._ring.debts.append((self._ledger.settle, claim, 0))
+                    self._ring.pay_debts()
+                    raise
 
     def _admit(self, claim: Claim, wait: bool, limited: bool) -> None:
         if not limited and not wait and not self._ring.words[W_LEN]:
@@ -108,7 +121,7 @@ class Sampling:
                 raise
             raise SampleTimeoutError(
                 f"Replay buffer did not become sampleable for a batch of {claim.n} items within "
-                f"{self._ring.limits.timeout} seconds: it lacks {self._ledger.why_not(claim.n, claim.need)}."
+                f"{self._ring.limits.call.timeout} seconds: it lacks {self._ledger.why_not(claim.n, claim.need)}."
             ) from None
 
     def _draw(self, n: int) -> tuple:
@@ -196,8 +209,13 @@ class Sampling:
                 "min_items not specified. Configure batch_size on the replay buffer or pass min_items to "
                 "wait_until_sampleable()."
             )
-        with Limited(self, timeout, cancel_event):
+        call, limits = limits_of(self, timeout, cancel_event), self._ring.limits
+        before = limits.call
+        try:
+            limits.call = call
             return self._ledger.wait_ready(n, self._sampler.needed_size(n))
+        finally:
+            limits.call = before
 
 
 def _labelled(data, info: dict):

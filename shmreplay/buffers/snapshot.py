@@ -12,10 +12,10 @@ import torch
 from ..errors import LayoutError
 from ..shm.points import point
 from ..shm.table import (
-    B_BASE_CALLS, B_BASE_RETURNED, B_DENOMINATOR, B_LIMITED, B_NUMERATOR, B_RETURNED, B_WAIT_COUNT, W_CLAIMED,
+    B_BASE_CALLS, B_BASE_RETURNED, B_LIMITED, B_RETURNED, B_WAIT_COUNT, W_CLAIMED,
     W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_LEN, W_OPEN_ODD, W_OPEN_SLOTS, W_WRITES,
 )  # fmt: skip
-from ..state.control import GATE_LOAD
+from ..state.control import GATE_LOAD, Hold
 
 __all__ = ["Snapshot"]
 
@@ -33,9 +33,11 @@ class Snapshot:
         storage, ring, ledger = self._storage, self._ring, self._ledger
         if self._segment.row < 0:
             self._segment.seat()
-        ring.hold_writers()
+        hold, moment = Hold(), []
         try:
-            words = list(ring.words)
+            ring.hold_writers(hold)
+            ring.set_words(lambda held, words: moment.append(list(words)))
+            words = moment[0]
             calls, returned, waits = ledger.totals()
             claimed = words[W_CLAIMED]
             data, slots = None, np.empty(0, np.int64)
@@ -44,7 +46,12 @@ class Snapshot:
                 data = storage._built(chunk)
             generation = storage.generations(np.arange(claimed))
         finally:
-            ring.release_writers()
+            try:
+                ring.release_writers(hold)
+            except BaseException:
+                ring.debts.append((ring.release_writers, hold))
+                ring.pay_debts()
+                raise
         state = {
             "_storage": {"_storage": data, "_index": torch.from_numpy(slots), "_len": len(slots)},
             "_sampler": self._sampler.state_dict(),
@@ -63,8 +70,8 @@ class Snapshot:
         if ledger.words[B_LIMITED] == 1:
             state["_rate_limit"] = {
                 "samples_per_insert": ledger.ratio(),
-                "numerator": ledger.words[B_NUMERATOR],
-                "denominator": ledger.words[B_DENOMINATOR],
+                "numerator": ledger.pair()[0],
+                "denominator": ledger.pair()[1],
                 "_samples_returned": returned,
                 "sample_wait_count": waits,
             }
@@ -91,16 +98,21 @@ class Snapshot:
             raise LayoutError(f"the snapshot has {staged.n} records for {saved.slots.size} slots")
         needed = max(saved.generation.size, saved.extent) if storage.prepare(saved.data) else 0
         if needed > ring.words[W_CLAIMED]:
-            ring.claim(needed)
-        ring.hold_writers(GATE_LOAD)
+            storage._claim_rows(ring.words[W_CLAIMED], needed)
+        hold = Hold(GATE_LOAD)
         try:
+            ring.hold_writers(hold)
             point("shmreplay.load.held")
             self._write_next_epoch(saved, staged, needed)
             point("shmreplay.load.written")
             ring.set_words(lambda held, words: self._switch(held, words, saved), self._ledger.offset)
-        except BaseException:
-            ring.state.bury_gate(self._segment.row, self._segment.inc)
-            raise
+        finally:
+            try:
+                ring.release_writers(hold)  # nothing is left to release once the switch was made
+            except BaseException:
+                ring.debts.append((ring.release_writers, hold))
+                ring.pay_debts()
+                raise
         self._sampler.load_state_dict(state_dict["_sampler"])
         if state_dict.get("_batch_size") is not None:
             self._batch_size = state_dict["_batch_size"]
@@ -144,7 +156,7 @@ class Snapshot:
         ledger.words[B_BASE_CALLS] = counted[0] - saved.calls
         ledger.words[B_WAIT_COUNT] = saved.waits - counted[2]
         if saved.ratio is not None and ledger.words[B_LIMITED] == 1:
-            ledger.words[B_NUMERATOR], ledger.words[B_DENOMINATOR] = saved.ratio
+            ledger.store_pair(held, *saved.ratio)
 
 
 class _Saved:

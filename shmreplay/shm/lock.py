@@ -15,7 +15,7 @@ beside it says *in what*. The protocol:
 
 ``PthreadLock``. Dies after trylock, before ``begin``: EOWNERDEAD with a clear word, nothing to do. Dies between
 EOWNERDEAD and ``consistent``: EOWNERDEAD again. Interrupted there: the unlock makes the mutex unrecoverable, and the
-next caller makes it anew under a file lock (nobody can own it in that state).
+next caller lifts that verdict (nobody can own it in that state, and the operation word still says what is half done).
 
 ``FlockLock``. A description for each thread, so that threads exclude each other as processes do. The kernel releases it
 when the last descriptor closes: a forked child closes what it inherited at once, but a child forked behind Python's
@@ -30,18 +30,22 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from functools import partial
 
 from filelock import FileLock
 
 from ..errors import CorruptError, SampleTimeoutError, ShmReplayError
 from . import libc, table
+from .limits import Limits
 from .points import locked_point, point
 
 _SECTIONS = set()  # code objects that hold a lock while they run
 _OP = table.OP >> 3
 _WORDS = table.WORDS >> 3
 _UNDO = table.UNDO >> 3
+_GRACE = 1.0  # seconds beyond its deadline that a call waits to clean up after itself
+_NOT_RECOVERABLE = 0x7FFFFFFE
 _LAST_OWNER = (table.LOCK + 48) >> 3
 
 
@@ -58,11 +62,10 @@ class Held:
 
 
 class Here(threading.local):
-    """What belongs to the calling thread: how it unlocks, and until when it may wait for a busy lock."""
+    """What belongs to the calling thread: how it unlocks."""
 
     def __init__(self, make_unlock):
         self.unlock = make_unlock(self)
-        self.deadline = None
 
 
 class Lock:
@@ -72,8 +75,9 @@ class Lock:
     of the words that it repairs), ``here`` (per thread; anew in a forked child).
     """
 
-    def __init__(self, words: memoryview):
+    def __init__(self, words: memoryview, limits: Limits):
         self._words = words
+        self._limits = limits
         self._held = Held()
         self.recover = None
         self.here = Here(self._make_unlock)
@@ -119,10 +123,10 @@ class Lock:
             words[start : start + table.N_WORDS] = words[_UNDO + table.N_WORDS : _UNDO + 2 * table.N_WORDS]
         return words[_OP], words[_OP + 1]
 
-    def _pause(self, pause: float) -> float:
-        """Sleep without owning; the first rounds are short, as holds are."""
-        deadline = self.here.deadline
-        if deadline is not None and time.monotonic() > deadline:
+    def _pause(self, pause: float, must: bool) -> float:
+        """Sleep without owning; the first rounds are short, as holds are. ``must``: a clean-up, with some grace."""
+        deadline = self._limits.call.deadline
+        if deadline is not None and time.monotonic() > deadline + (_GRACE if must else 0.0):
             raise SampleTimeoutError(
                 "the lock of the replay buffer was not free before the deadline: its holder lives but does not run "
                 "(stopped with SIGSTOP?). Continue that process, or end it."
@@ -147,11 +151,12 @@ class Lock:
 class PthreadLock(Lock):
     """A normal, robust, process-shared pthread mutex. Its owner is a thread id: one pid namespace only."""
 
-    def __init__(self, words: memoryview, address: int, folder: str | None):
+    def __init__(self, words: memoryview, address: int, folder: str | None, limits: Limits):
         self._mutex = ctypes.c_void_p(address + table.LOCK)
         self._owner = ctypes.c_int.from_address(address + table.LOCK)
+        self._verdict = ctypes.c_int.from_address(address + table.LOCK + 8)  # glibc's word for "not recoverable"
         self._repair_path = folder and os.path.join(folder, "repair")
-        super().__init__(words)
+        super().__init__(words, limits)
 
     def _make_unlock(self, here: Here):
         return partial(libc.mutex_unlock, self._mutex)
@@ -159,8 +164,10 @@ class PthreadLock(Lock):
     def create(self) -> None:
         libc.mutex_init(self._mutex.value)
 
-    def acquire(self) -> Held:
+    def acquire(self, must: bool = False) -> Held:
         """Own the lock; inside a ``try`` whose ``finally`` is ``lock.here.unlock()``.
+
+        ``must`` says that this is a commit or a clean-up: it waits on for a second when the deadline has passed.
 
         Raises:
             SampleTimeoutError: the calling thread's deadline passed while a live (say, stopped) process held it.
@@ -168,14 +175,14 @@ class PthreadLock(Lock):
         """
         code = libc.mutex_trylock(self._mutex)
         if code:
-            self._acquire_slowly(code)
+            self._acquire_slowly(code, must)
         if locked_point:
             locked_point("shmreplay.locked.acquired")
         if self._words[_OP]:
             self.recover(self._held)
         return self._held
 
-    def _acquire_slowly(self, code: int) -> None:
+    def _acquire_slowly(self, code: int, must: bool) -> None:
         pause = 0.0
         while code:
             if code == errno.EOWNERDEAD:
@@ -191,23 +198,15 @@ class PthreadLock(Lock):
                 self._check_not_inside(3)
                 return  # left by an interruption: this thread owns it still
             else:
-                pause = self._pause(pause)
+                pause = self._pause(pause, must)
             code = libc.mutex_trylock(self._mutex)
 
     def _make_anew(self) -> None:
-        if self._repair_path is None:
-            libc.mutex_init(self._mutex.value)
-            return
-        with FileLock(self._repair_path):
+        """Lift the verdict; nobody can own the mutex in that state, and its lock word is free."""
+        with FileLock(self._repair_path) if self._repair_path else nullcontext():
             point("shmreplay.lock.anew")
-            code = libc.mutex_trylock(self._mutex)
-            if code == errno.ENOTRECOVERABLE:
-                libc.mutex_init(self._mutex.value)
-            elif code == errno.EOWNERDEAD:
-                libc.mutex_consistent(self._mutex)
-                libc.mutex_unlock(self._mutex)
-            elif code == 0:
-                libc.mutex_unlock(self._mutex)
+            if self._verdict.value == _NOT_RECOVERABLE:
+                self._verdict.value = 0
 
 
 class _Descriptor:
@@ -227,13 +226,14 @@ class _Descriptor:
 class FlockLock(Lock):
     """``flock`` on a kept description for each thread; works across pid namespaces. A try loop when busy."""
 
-    def __init__(self, words: memoryview, address: int, folder: str | None):
+    def __init__(self, words: memoryview, address: int, folder: str | None, limits: Limits):
         self._path = os.path.join(folder, "lock")
         self._descriptors = weakref.WeakSet()
-        super().__init__(words)
+        super().__init__(words, limits)
 
     def _make_unlock(self, here: Here):
         here.descriptor = _Descriptor(self._path)
+        here.token = random.getrandbits(62)
         self._descriptors.add(here.descriptor)
         return partial(libc.flock, here.descriptor.fd, libc.LOCK_UN)
 
@@ -243,20 +243,33 @@ class FlockLock(Lock):
         self._descriptors = weakref.WeakSet()
         super().forked()
 
-    def acquire(self) -> Held:
+    def acquire(self, must: bool = False) -> Held:
         """Own the lock; see ``PthreadLock.acquire``."""
-        fd, words, me = self.here.descriptor.fd, self._words, threading.get_native_id()
-        if words[_LAST_OWNER] == me:  # flock lets a thread in twice
+        here, words = self.here, self._words
+        fd = here.descriptor.fd
+        if words[_LAST_OWNER] == here.token and not self._is_free():  # flock lets a thread in twice
             self._check_not_inside(2)
         pause = 0.0
         while libc.flock(fd, libc.LOCK_EX | libc.LOCK_NB):
-            pause = self._pause(pause)
-        words[_LAST_OWNER] = me
+            code = ctypes.get_errno()
+            if code not in (errno.EWOULDBLOCK, errno.EINTR):
+                raise OSError(code, f"flock({self._path}): {os.strerror(code)}")
+            pause = self._pause(pause, must)
+        words[_LAST_OWNER] = here.token
         if locked_point:
             locked_point("shmreplay.locked.acquired")
         if words[_OP]:
             self.recover(self._held)
         return self._held
+
+
+    def _is_free(self) -> bool:
+        """Whether no description holds the lock: asked through one of its own."""
+        other = _Descriptor(self._path)
+        try:
+            return libc.flock(other.fd, libc.LOCK_EX | libc.LOCK_NB) == 0
+        finally:
+            other.close()
 
 
 KINDS = {"pthread": PthreadLock, "flock": FlockLock}

@@ -81,6 +81,7 @@ class Members:
 
     def sit(self) -> int:
         """Lock a byte that nobody holds; returns its row. The row's words are set later, by ``register``."""
+        self.leave()  # what an interrupted attempt left
         self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         point("shmreplay.sitting")
         for row in range(table.N_MEMBERS):

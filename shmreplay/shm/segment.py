@@ -25,6 +25,7 @@ from .event import KINDS as EVENTS
 from .folders import (
     boot_id, file_lock, folder, is_marked, own_scratch, read_marker, remove_of_other_boots, save_control, write_marker,
 )  # fmt: skip
+from .limits import NO_LIMITS, Limits
 from .lock import KINDS as LOCKS
 from .lock import section
 from .members import Members, nobody_lives
@@ -85,11 +86,12 @@ class Segment:
         self.stamps = control[at : at + table.STAMP_NBYTES * capacity].view(np.int64).reshape(capacity, 4)
         self.stamps32 = self.stamps.view(np.int32)
         self.kinds = kinds
-        self.lock = LOCKS[kinds[0]](self.words, self.address, path)
+        self.limits = Limits()
+        self.lock = LOCKS[kinds[0]](self.words, self.address, path, self.limits)
         self.event = EVENTS[kinds[1]]
         self.members = Members(os.path.join(path, "members"), self.words) if path else None
         self.row, self.inc = -1, -1
-        self.counter_lock = threading.Lock()
+        self._make_local_locks()
         self.resolve_owner = None  # set by the state layer: (held, row, inc) -> None
         self.exclusive = path is None  # unshared: no forked child may use it
         self.in_child = False
@@ -209,8 +211,15 @@ class Segment:
                     "this replay buffer is not shared and cannot be used in a forked child: its copy here would "
                     "drift apart from the parent's. Call share() before the fork."
                 )
-            self._take_seat()
+            with self._seat_lock:  # two threads must not take two seats, nor one twice
+                if self.row < 0 and self.members.row >= 0:  # interrupted before it was noted here
+                    self.inc, self.row = self.members.inc, self.members.row
+                elif self.row < 0:
+                    self._take_seat()
         return self.row
+
+    def _make_local_locks(self) -> None:
+        self.counter_lock, self.layout_lock, self._seat_lock = threading.Lock(), threading.RLock(), threading.RLock()
 
     def _take_seat(self) -> None:
         _check_namespace(self.words[table.H_PIDNS], self.path, self.kinds)  # a fork may lead into another one
@@ -221,7 +230,7 @@ class Segment:
         except BaseException:
             self.members.leave()
             raise
-        self.row, self.inc = row, self.members.inc
+        self.inc, self.row = self.members.inc, row
         point("shmreplay.seated")
 
     @section
@@ -256,7 +265,8 @@ class Segment:
         """In a forked child: the seat is the parent's, in-process locks may be held by threads that are not here."""
         self.row, self.inc = -1, -1
         self.in_child = True
-        self.counter_lock = threading.Lock()
+        self._make_local_locks()
+        self.limits.call, self.limits.depth = NO_LIMITS, 0
         if self.members is not None:
             self.members.forget()
         self.lock.forked()

@@ -85,7 +85,8 @@ REDO_NBYTES = 1 << 20
     W_RECOVERIES,
     W_DEAD,
     W_N_LEDGERS,
-) = range(20)
+    W_GATE_SEQ,
+) = range(21)
 
 # member rows
 M_INC, M_PID, M_START, M_NAMESPACE = range(4)
@@ -99,13 +100,13 @@ STAMP_NBYTES = 32
 S_REVISION, S_GENERATION, S_EPOCH_WRITER, S_PREVIOUS = range(4)
 
 # queue rows; TICKET is written last and cleared first
-Q_TICKET, Q_ROW, Q_INC, Q_N, Q_EPOCH, Q_WORD = range(6)
+Q_TICKET, Q_ROW, Q_INC, Q_N, Q_NEED, Q_WORD = range(6)
 Q_HEADER_WAITING, Q_HEADER_NEXT = range(2)
 
 # ledger words
 (
-    B_NUMERATOR,
-    B_DENOMINATOR,
+    B_PAIR,
+    B_SPARE,
     B_MIN_SIZE,
     B_MAX_AHEAD,
     B_RETURNED,
@@ -117,8 +118,9 @@ Q_HEADER_WAITING, Q_HEADER_NEXT = range(2)
     B_IN_USE,
     B_LIMITED,
 ) = range(12)
-R_KIND, R_OWNER, R_N, R_EPOCH = range(4)  # R_OWNER packs row and incarnation
-R_SAMPLE, R_WRITE = 1, 2
+B_RATIOS = 16  # two pairs of numerator and denominator; B_PAIR says which holds
+R_KIND, R_OWNER, R_N, R_EPOCH = range(4)  # R_KIND packs kind and a number, R_OWNER row and incarnation
+R_SAMPLE, R_WRITE, R_KINDS = 1, 2, 4
 C_CALLS, C_RETURNED, C_WAITS = range(3)
 
 

@@ -11,7 +11,7 @@ Words, all changed under the lock after ``lock.begin`` saved them:
 CLAIMED (rows that may be touched) only grows, under the lock, after the space was claimed outside it.
 """
 
-import threading
+import platform
 import time
 
 from ..errors import ClosedError, SampleTimeoutError
@@ -19,8 +19,8 @@ from ..shm import table
 from ..shm.lock import section
 from ..shm.points import locked_point, point
 from ..shm.table import (
-    W_CLAIMED, W_CLOSED, W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_GATE_INC, W_GATE_ROW, W_LEN, W_OPEN,
-    W_OPEN_ODD, W_OPEN_SLOTS, W_SLEEPERS, W_WRITES,
+    OP_NEXT_SEQ, W_CLAIMED, W_CLOSED, W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_GATE_INC, W_GATE_ROW, W_GATE_SEQ,
+    W_LEN, W_OPEN, W_OPEN_ODD, W_OPEN_SLOTS, W_SLEEPERS, W_WRITES,
 )  # fmt: skip
 from .journal import Journal
 from .ops import OP_EMPTY, OP_WORDS
@@ -30,24 +30,24 @@ from .stamps import Stamps
 GATE_SNAPSHOT, GATE_LOAD = 1, 2
 
 
-class Limits(threading.local):
-    """What bounds the waits of the calling thread: set by the public call, read by the waits below it."""
+_ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")  # stores, and loads, are seen in program order
 
-    deadline: float | None = None
-    timeout: float | None = None
-    cancel_event = None
-    depth = 0  # writes of this thread under way; above 1 in a signal handler or finalizer
 
-    def __init__(self):
-        self.closed = lambda: False
+class Hold:
+    """One holding-off of writers, as its own process sees it; ``seq`` is 0 while it holds nothing."""
+
+    __slots__ = ("gate", "seq", "blocked")
+
+    def __init__(self, gate: int = GATE_SNAPSHOT):
+        self.gate, self.seq, self.blocked = gate, 0, None
 
 
 class Control:
     """The words, stamps and journal of one segment.
 
-    Mutable state is shared, in the words above. Local: ``limits`` (per thread); ``state`` (a proxy of what knows the
-    ledgers: whom a commit serves, how the dead are buried) and ``claim_rows`` (claims the records of a range of rows),
-    set once by the layers beside and above.
+    Mutable state is shared, in the words above. Local: ``limits`` (per thread); ``debts``: clean-ups that could not be
+    done when their call ended (a second interruption, a lock held by a stopped process), each idempotent, paid by the
+    next call; ``state``: a proxy, set once, of what knows the ledgers.
     """
 
     def __init__(self, segment):
@@ -58,14 +58,15 @@ class Control:
         self.journal = Journal(segment)
         at = table.WORDS >> 3
         self.words = segment.words[at : at + table.N_WORDS]
-        self._counters = segment.words[table.OP >> 3 : table.WORDS >> 3]
+        self.counters = segment.words[table.OP >> 3 : table.WORDS >> 3]
         self.queue = WaitQueue(segment, table.WAITERS, "for slots that others write")
-        self.limits = Limits()
-        self.state = self.claim_rows = None
+        self.limits = segment.limits
+        self.debts: list[tuple] = []
+        self.state = None
 
     def check_limits(self, what: str) -> None:
         """Raise if the calling thread's wait is over."""
-        limits = self.limits
+        limits = self.limits.call
         if self.words[W_CLOSED] or limits.closed():
             raise ClosedError(f"{what}: the replay buffer was shut down while waiting.")
         if limits.cancel_event is not None and limits.cancel_event.is_set():
@@ -79,9 +80,26 @@ class Control:
         if members is not None and row >= 0 and members.is_dead(row, inc):
             self.state.bury(row, inc)
 
-    def claim(self, rows: int) -> None:
-        """Claim rows up to ``rows`` and a step beyond, outside the lock; claiming twice is harmless."""
-        self.claim_rows(self.words[W_CLAIMED], rows)
+    def pay_debts(self) -> None:
+        """Do the clean-ups that earlier calls of this process left; they stay owed if this one is cut short too."""
+        while self.debts:
+            debt = self.debts[0]
+            debt[0](*debt[1:])
+            if debt in self.debts:
+                self.debts.remove(debt)
+
+    def fence(self) -> None:
+        """Order this thread's memory accesses before and after, where the machine does not by itself."""
+        if not _ORDERED:
+            self._lock_once()
+
+    @section
+    def _lock_once(self) -> None:
+        lock = self.segment.lock
+        try:
+            lock.acquire()
+        finally:
+            lock.here.unlock()
 
     @section
     def claimed(self, rows: int) -> None:
@@ -107,53 +125,51 @@ class Control:
 
     # -- holding writers off -----------------------------------------------------------------------------------
 
-    def hold_writers(self, gate: int = GATE_SNAPSHOT) -> None:
-        """Take the gate, then wait until no write is in flight; ``release_writers`` opens it.
+    def hold_writers(self, hold: Hold) -> None:
+        """Take the gate, then wait until no write is in flight; inside a ``try`` that ends in ``release_writers``.
 
         Dead owners of the gate or of writes in flight are buried on the way. Samplers go on.
         """
-        segment, blocked = self.segment, [None]
-
-        def take(held, words):
-            blocked[0] = (words[W_GATE_ROW], words[W_GATE_INC]) if words[W_GATE] else None
-            if blocked[0] is None:
-                words[W_GATE_ROW], words[W_GATE_INC] = segment.row, segment.inc
-                words[W_GATE] = gate
-
-        self.set_words(take)
-        while blocked[0] is not None:
-            self._nap_unqueued(*blocked[0])
-            self.set_words(take)
+        if self.debts:
+            self.pay_debts()
+        self.set_words(lambda held, words: self._take_gate(words, hold))
+        while hold.blocked is not None:
+            self._nap_unqueued(*hold.blocked)
+            self.set_words(lambda held, words: self._take_gate(words, hold))
         point("shmreplay.gate.taken")
-        try:
-            while self.words[W_OPEN]:
-                for entry in self.journal.entries(None):
-                    self._nap_unqueued(*self.journal.owner(entry))
-        except BaseException:
-            self.release_writers()
-            raise
+        while self.words[W_OPEN]:
+            for entry in self.journal.entries(None):
+                self._nap_unqueued(*self.journal.owner(entry))
+            self._lock_once()  # whoever finds a half-done operation of the dead repairs the count
+
+    def _take_gate(self, words, hold: Hold) -> None:
+        hold.blocked = (words[W_GATE_ROW], words[W_GATE_INC]) if words[W_GATE] else None
+        if hold.blocked is None:
+            hold.seq = words[W_GATE_SEQ] = self.counters[OP_NEXT_SEQ] = self.counters[OP_NEXT_SEQ] + 1
+            words[W_GATE_ROW], words[W_GATE_INC] = self.segment.row, self.segment.inc
+            words[W_GATE] = hold.gate
 
     def _nap_unqueued(self, row: int, inc: int) -> None:
         time.sleep(0.0005)
         self.check_limits("Replay buffer did not get its writers to pause")
         self.probe(row, inc)
 
-    def release_writers(self) -> None:
-        """Open the gate, if this process holds it."""
-        row, inc = self.segment.row, self.segment.inc
+    def release_writers(self, hold: Hold) -> None:
+        """Open the gate if ``hold`` has it; a load that did not come to its end leaves the buffer empty."""
+        if hold.seq:
+            self.set_words(lambda held, words: self._open_gate(held, words, hold.seq), must=True)
+            hold.seq = 0
 
-        def open_gate(held, words):
-            if words[W_GATE_ROW] == row and words[W_GATE_INC] == inc:
-                words[W_GATE] = 0
-
-        self.set_words(open_gate)
+    def _open_gate(self, held, words, seq: int) -> None:
+        if words[W_GATE] and words[W_GATE_SEQ] == seq:
+            self.state.drop_gate(held)
 
     # -- empty, close        ------------------------------------------------------------------------------------
 
     def empty(self, zero_writes: bool) -> None:
         """All records are gone at once; their handles are stale, and writes in flight will neither count nor appear.
 
-        Waits while another process loads other content.
+        Waits while another process saves or loads.
         """
         if self.segment.row < 0:
             self.segment.seat()
@@ -167,7 +183,7 @@ class Control:
         lock, words, sleepers = self.segment.lock, self.words, ()
         try:
             held = lock.acquire()
-            if words[W_GATE] == GATE_LOAD:
+            if words[W_GATE]:
                 return words[W_GATE_ROW], words[W_GATE_INC]
             lock.begin(held, OP_EMPTY, int(zero_writes))
             self.apply_empty(held, zero_writes)
@@ -195,7 +211,7 @@ class Control:
         self.state.emptied(held, zero_writes)
 
     @section
-    def set_words(self, change, ledger_words: int = 0) -> None:
+    def set_words(self, change, ledger_words: int = 0, *, must: bool = False) -> None:
         """Run ``change(held, words)``, a few scalar stores, as one operation; wakes who may go on.
 
         ``ledger_words`` is the byte offset of the ledger whose words it changes too.
@@ -204,7 +220,7 @@ class Control:
         if self.segment.row < 0:
             self.segment.seat()
         try:
-            held = lock.acquire()
+            held = lock.acquire(must)
             lock.begin(held, OP_WORDS, 0, ledger_words)
             change(held, self.words)
             if locked_point:

@@ -47,17 +47,27 @@ class Journal:
                 return entry
         raise MembersFullError(f"{N_ENTRIES} writes are in flight, the most that one buffer can hold at once")
 
+    def next_operand(self, held, entry: int) -> int:
+        """What the operation word carries for filling ``entry``: the entry, and the number that it will get."""
+        return (self._counters[OP_NEXT_SEQ] + 1) * N_ENTRIES + entry
+
+    @staticmethod
+    def entry_of(operand: int) -> tuple[int, int]:
+        """(entry, number) of an operand."""
+        seq, entry = divmod(operand, N_ENTRIES)
+        return entry, seq
+
     def open(self, held, entry: int, kind: int, start: int, n: int, slots, whole: int) -> int:
         """Fill an entry; returns its sequence number. ``slots`` is None for a RANGE."""
         rows, words, at = self.rows, self._words, 8 * entry
         rows[at + J_ROW], rows[at + J_INC] = self.segment.row, self.segment.inc
         rows[at + J_EPOCH] = words[W_EPOCH]
         rows[at + J_START], rows[at + J_COUNT], rows[at + J_WHOLE] = start, n, whole
-        seq = self._counters[OP_NEXT_SEQ] + 1
-        rows[at + J_SEQ] = self._counters[OP_NEXT_SEQ] = seq
         if slots is not None:
             self._lists[entry, :n] = slots
             words[W_OPEN_ODD] += 1
+        seq = self._counters[OP_NEXT_SEQ] + 1
+        rows[at + J_SEQ] = self._counters[OP_NEXT_SEQ] = seq
         if locked_point:
             locked_point("shmreplay.locked.entry.filled")
         rows[at + J_KIND] = kind

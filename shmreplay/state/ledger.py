@@ -24,9 +24,9 @@ from ..shm import table
 from ..shm.lock import section
 from ..shm.points import locked_point, point
 from ..shm.table import (
-    B_ADMITTED, B_BASE_CALLS, B_BASE_RETURNED, B_DENOMINATOR, B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, B_NUMERATOR,
-    B_RESERVED, B_RETURNED, B_WAIT_COUNT, C_CALLS, C_RETURNED, C_WAITS, N_RESERVATIONS, R_EPOCH, R_KIND, R_N, R_OWNER,
-    R_SAMPLE, R_WRITE, W_CLOSED, W_EPOCH, W_LEN, W_SLEEPERS, W_WRITES,
+    B_ADMITTED, B_BASE_CALLS, B_BASE_RETURNED, B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, B_PAIR, B_RATIOS,
+    B_RESERVED, B_RETURNED, B_WAIT_COUNT, C_CALLS, C_RETURNED, C_WAITS, N_RESERVATIONS, OP_NEXT_SEQ, R_EPOCH, R_KIND, R_N, R_OWNER,
+    R_KINDS, R_SAMPLE, R_WRITE, W_CLOSED, W_EPOCH, W_LEN, W_SLEEPERS, W_WRITES,
 )  # fmt: skip
 from .ops import OP_LEDGER
 from .queue import WaitQueue
@@ -36,13 +36,16 @@ _GLANCE = 0.001  # seconds between two looks of a wait without a ticket
 
 
 class Claim:
-    """A reservation of budget (samplers) or of room to insert (writers), as its own process sees it."""
+    """A reservation of budget (samplers) or of room to insert (writers), as its own process sees it.
 
-    __slots__ = ("kind", "n", "row", "epoch", "place", "seen", "need")
+    ``row`` is -1 while it holds none; ``ticket`` stays when it was served, for a sample that must wait again.
+    """
+
+    __slots__ = ("kind", "n", "row", "mark", "epoch", "place", "ticket", "seen", "need")
 
     def __init__(self, kind: int, n: int, need: int = 1):
         self.kind, self.n, self.need = kind, n, need
-        self.row, self.epoch, self.place, self.seen = -1, 0, -1, 0
+        self.row, self.mark, self.epoch, self.place, self.ticket, self.seen = -1, 0, 0, -1, 0, 0
 
 
 class Ledger:
@@ -69,11 +72,10 @@ class Ledger:
 
     def budget(self) -> int | None:
         """Records that may still be reserved; None without a ratio."""
-        words = self.words
-        if not words[B_DENOMINATOR]:
+        words, (numerator, denominator) = self.words, self.pair()
+        if not denominator:
             return None
-        target = self.ring.words[W_WRITES] * words[B_NUMERATOR] // words[B_DENOMINATOR]
-        return target - words[B_RETURNED] - words[B_RESERVED]
+        return self.ring.words[W_WRITES] * numerator // denominator - words[B_RETURNED] - words[B_RESERVED]
 
     def is_ready(self, n: int, need: int = 1) -> bool:
         """Whether data and budget permit a sample of ``n`` that needs ``need`` records to be there."""
@@ -85,17 +87,17 @@ class Ledger:
 
     def may_write(self, n: int) -> bool:
         """Whether ``n`` more inserts keep within ``max_inserts_ahead`` of what was sampled."""
-        words, ring = self.words, self.ring.words
-        if not words[B_MAX_AHEAD] or not words[B_DENOMINATOR]:
+        words, ring, (numerator, denominator) = self.words, self.ring.words, self.pair()
+        if not words[B_MAX_AHEAD] or not denominator:
             return True
         if ring[W_LEN] < words[B_MIN_SIZE]:
             return True
         ahead = ring[W_WRITES] + words[B_ADMITTED] + n - words[B_MAX_AHEAD]
-        if ahead * words[B_NUMERATOR] <= words[B_RETURNED] * words[B_DENOMINATOR]:
+        if ahead * numerator <= words[B_RETURNED] * denominator:
             return True
         head = self.samplers.head(None) if self.samplers.waiting else -1
         # a sampler that waits for inserts must not wait for a writer that waits for samples
-        return head >= 0 and not words[B_ADMITTED] and not self.is_ready(self.samplers.asked(None, head))
+        return head >= 0 and not words[B_ADMITTED] and not self.is_ready(*self.samplers.asked(None, head))
 
     def why_not(self, n: int, need: int = 1) -> str:
         """What a sample of ``n`` lacks, with the figures."""
@@ -127,23 +129,27 @@ class Ledger:
 
     def ratio(self) -> float:
         """Samples per insert; inf without a limit."""
+        numerator, denominator = self.pair()
+        return numerator / denominator if denominator else float("inf")
+
+    def pair(self) -> tuple[int, int]:
+        """Numerator and denominator; a denominator of 0 is no limit."""
+        at = B_RATIOS + 2 * self.words[B_PAIR]
+        return self.words[at], self.words[at + 1]
+
+    def store_pair(self, held, numerator: int, denominator: int) -> None:
+        """Fill the pair that is not in use, then use it: readers outside the lock never see half of two."""
         words = self.words
-        return words[B_NUMERATOR] / words[B_DENOMINATOR] if words[B_DENOMINATOR] else float("inf")
+        other = 1 - words[B_PAIR]
+        words[B_RATIOS + 2 * other], words[B_RATIOS + 2 * other + 1] = numerator, denominator
+        if locked_point:
+            locked_point("shmreplay.locked.ratio.pair")
+        words[B_PAIR] = other
 
     def set_ratio(self, ratio: Fraction | None) -> None:
         """Change the ratio in every process; None lifts it. Wakes who waits."""
-        words = self.words
-
-        def change(held, _):
-            words[B_DENOMINATOR] = 0  # a reader outside the lock sees no ratio, never half of two
-            if locked_point:
-                locked_point("shmreplay.locked.ratio.lifted")
-            words[B_NUMERATOR] = ratio.numerator if ratio is not None else 0
-            if locked_point:
-                locked_point("shmreplay.locked.ratio.half")
-            words[B_DENOMINATOR] = ratio.denominator if ratio is not None else 0
-
-        self.ring.set_words(change)
+        numerator, denominator = (ratio.numerator, ratio.denominator) if ratio is not None else (0, 0)
+        self.ring.set_words(lambda held, _: self.store_pair(held, numerator, denominator), self.offset)
 
     # -- reserving ---------------------------------------------------------------------------------------------
 
@@ -156,6 +162,8 @@ class Ledger:
         """
         if self.segment.row < 0:
             self.segment.seat()
+        if self.ring.debts:
+            self.ring.pay_debts()
         self._try(claim, False)
         if claim.row >= 0:
             return
@@ -177,15 +185,20 @@ class Ledger:
             self._try(claim, True)
             while claim.row < 0:
                 point("shmreplay.waiting")
-                woken = self.segment.event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.deadline)
+                woken = self.segment.event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.call.deadline)
                 self._check_limits(claim)
                 self._try(claim, True)
                 if claim.row < 0 and not woken:
                     self._bury_ahead(queue, claim)
                     self._bury_holders(claim)
         finally:
-            if claim.place >= 0:
-                self._leave(claim)
+            try:
+                if claim.place >= 0:
+                    self._leave(claim)
+            except BaseException:
+                self.ring.debts.append((self._leave, claim))
+                self.ring.pay_debts()
+                raise
 
     def _check_limits(self, claim: Claim) -> None:
         try:
@@ -195,7 +208,7 @@ class Ledger:
                 raise ClosedError("Replay-buffer sampling was cancelled.") from None
             raise ClosedError("A shut down replay buffer cannot be sampled.") from None
         except SampleTimeoutError:
-            timeout = self.ring.limits.timeout
+            timeout = self.ring.limits.call.timeout
             if claim.kind == R_WRITE:
                 text = f"Replay buffer did not admit {claim.n} inserts within {timeout} seconds (max_inserts_ahead)."
             else:
@@ -228,7 +241,8 @@ class Ledger:
         sleepers, segment = [], self.segment
         if claim.place < 0:
             segment.lock.begin(held, OP_LEDGER, self._operand(NO_ROW), self.offset)
-            claim.place = queue.enter(held, segment.row, segment.inc, claim.n, self.ring.words[W_EPOCH])
+            owner = (segment.row, segment.inc)
+            claim.place, claim.ticket = queue.enter(held, owner, claim.n, claim.need, claim.ticket)
             self.ring.words[W_SLEEPERS] += 1
             if claim.kind == R_SAMPLE:
                 sleepers = self._ring_writers(held)
@@ -251,7 +265,9 @@ class Ledger:
         rows[at + R_OWNER] = self.segment.inc * table.N_MEMBERS + self.segment.row
         claim.epoch = rows[at + R_EPOCH] = self.ring.words[W_EPOCH]
         rows[at + R_N] = claim.n
-        rows[at + R_KIND] = claim.kind
+        counters = self.ring.counters
+        counters[OP_NEXT_SEQ] += 1
+        claim.mark = rows[at + R_KIND] = counters[OP_NEXT_SEQ] * R_KINDS + claim.kind
         if locked_point:
             locked_point("shmreplay.locked.admit.row")
         claim.row = row
@@ -265,7 +281,7 @@ class Ledger:
         return sleepers
 
     def _leave_place(self, held, claim: Claim, queue: WaitQueue) -> None:
-        if queue.leave(held, claim.place, self.segment.row, self.segment.inc):
+        if queue.leave(held, claim.place, claim.ticket):
             self.ring.words[W_SLEEPERS] -= 1
         claim.place = -1
 
@@ -274,7 +290,7 @@ class Ledger:
         lock, sleepers = self.segment.lock, ()
         queue = self.samplers if claim.kind == R_SAMPLE else self.writers
         try:
-            held = lock.acquire()
+            held = lock.acquire(True)
             lock.begin(held, OP_LEDGER, self._operand(NO_ROW), self.offset)
             self._leave_place(held, claim, queue)
             sleepers = self.wakes(held)
@@ -288,14 +304,14 @@ class Ledger:
         """Wait, without a ticket, until a sample of ``n`` is possible; False when the limits end the wait."""
         ring = self.ring
         while True:
-            if ring.words[W_CLOSED] or ring.limits.closed():
+            limits = ring.limits.call
+            if ring.words[W_CLOSED] or limits.closed():
                 raise ClosedError("A shut down replay buffer cannot become sampleable.")
-            if ring.limits.cancel_event is not None and ring.limits.cancel_event.is_set():
+            if limits.cancel_event is not None and limits.cancel_event.is_set():
                 return False
             if not self.samplers.waiting and self.is_ready(n, need):
                 return True
-            deadline = ring.limits.deadline
-            if deadline is not None and time.monotonic() >= deadline:
+            if limits.deadline is not None and time.monotonic() >= limits.deadline:
                 return False
             time.sleep(_GLANCE)
 
@@ -309,10 +325,9 @@ class Ledger:
         lock, sleepers, rows, words = self.segment.lock, (), self._rows, self.words
         point("shmreplay.settle")
         try:
-            held = lock.acquire()
+            held = lock.acquire(True)
             at = 4 * claim.row
-            mine = rows[at + R_OWNER] == self.segment.inc * table.N_MEMBERS + self.segment.row
-            if rows[at + R_KIND] and mine:
+            if rows[at + R_KIND] == claim.mark:
                 lock.begin(held, OP_LEDGER, self._operand(claim.row), self.offset)
                 rows[at + R_KIND] = 0
                 if locked_point:
@@ -327,8 +342,8 @@ class Ledger:
                         if locked_point:
                             locked_point("shmreplay.locked.settle.counted")
                 sleepers = self.wakes(held)
-                claim.row = -1
                 lock.finish(held)
+            claim.row = -1
         finally:
             lock.here.unlock()
         point("shmreplay.settled")
@@ -371,7 +386,7 @@ class Ledger:
         sleepers, queue = [], self.samplers
         if queue.waiting:
             head = queue.head(held)
-            if head >= 0 and self.is_ready(queue.asked(held, head)):
+            if head >= 0 and self.is_ready(*queue.asked(held, head)):
                 sleepers.append(queue.ring(held, head))
         return sleepers + self._ring_writers(held)
 
@@ -379,7 +394,7 @@ class Ledger:
         queue = self.writers
         if queue.waiting:
             head = queue.head(held)
-            if head >= 0 and self.may_write(queue.asked(held, head)):
+            if head >= 0 and self.may_write(queue.asked(held, head)[0]):
                 return [queue.ring(held, head)]
         return []
 
@@ -413,8 +428,7 @@ class Ledger:
         for at in np.flatnonzero((self._table[:, R_KIND] != 0) & (self._table[:, R_OWNER] == owner)).tolist():
             self._rows[4 * at + R_KIND] = 0
         for queue in (self.samplers, self.writers):
-            for place in queue.places_of(held, row, inc):
-                queue.leave(held, place, row, inc)
+            queue.drop(held, row, inc)
         self.recount(held)
 
     def free_row(self, held, row: int) -> None:
@@ -426,7 +440,7 @@ class Ledger:
         """Set the sums from the rows and the queues; returns how many tickets wait."""
         epoch, rows = self.ring.words[W_EPOCH], self._table
         for kind, word in ((R_SAMPLE, B_RESERVED), (R_WRITE, B_ADMITTED)):
-            mine = (rows[:, R_KIND] == kind) & (rows[:, R_EPOCH] == epoch)
+            mine = (rows[:, R_KIND] % R_KINDS == kind) & (rows[:, R_EPOCH] == epoch)
             self.words[word] = int(rows[mine, R_N].sum())
         return self.samplers.recount(held) + self.writers.recount(held)
 

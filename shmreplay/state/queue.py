@@ -1,7 +1,7 @@
 """A first-come-first-served queue of waiting calls, in shared memory.
 
 One row a waiting call: ticket (0 when free; else the ticket's number minus 2**62, so that free rows never are the
-smallest), owner, how much it asks, epoch, and the futex word that it sleeps on. All changes under the lock; TICKET is
+smallest), owner, how much it asks and needs, and the futex word that it sleeps on. All changes under the lock; TICKET is
 written last on entering and cleared first on leaving, so a row is either absent or whole. Only the head may be
 served. A waiter that dies stays in the queue until the one behind it asks (each nap) and removes it.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import MembersFullError
 from ..shm import table
 from ..shm.points import locked_point
-from ..shm.table import Q_EPOCH, Q_HEADER_NEXT, Q_HEADER_WAITING, Q_INC, Q_N, Q_ROW, Q_TICKET, Q_WORD
+from ..shm.table import Q_HEADER_NEXT, Q_HEADER_WAITING, Q_INC, Q_N, Q_NEED, Q_ROW, Q_TICKET, Q_WORD
 
 _BASE = 1 << 62
 
@@ -33,8 +33,8 @@ class WaitQueue:
         """How many tickets wait."""
         return self._words[self._head + Q_HEADER_WAITING]
 
-    def enter(self, held, row: int, inc: int, n: int, epoch: int) -> int:
-        """Queue up; returns the place (a row index) to ask with."""
+    def enter(self, held, owner: tuple[int, int], n: int, need: int = 1, ticket: int = 0) -> tuple[int, int]:
+        """Queue up, with an old ticket if there is one; returns the place (a row index) to ask with, and the ticket."""
         words = self._words
         for place in range(table.N_TICKETS):
             at = self._rows + 8 * place
@@ -42,22 +42,23 @@ class WaitQueue:
                 break
         else:
             raise MembersFullError(f"{table.N_TICKETS} calls wait {self._purpose}, the most that can: raise timeouts")
-        number = words[self._head + Q_HEADER_NEXT]
-        words[self._head + Q_HEADER_NEXT] = number + 1
-        words[at + Q_ROW], words[at + Q_INC] = row, inc
-        words[at + Q_N], words[at + Q_EPOCH] = n, epoch
+        if not ticket:
+            ticket = words[self._head + Q_HEADER_NEXT] - _BASE
+            words[self._head + Q_HEADER_NEXT] += 1
+        words[at + Q_ROW], words[at + Q_INC] = owner
+        words[at + Q_N], words[at + Q_NEED] = n, need
         if locked_point:
             locked_point("shmreplay.locked.queue.filled")
-        words[at + Q_TICKET] = number - _BASE
+        words[at + Q_TICKET] = ticket
         if locked_point:
             locked_point("shmreplay.locked.queue.entered")
         words[self._head + Q_HEADER_WAITING] += 1
-        return place
+        return place, ticket
 
-    def leave(self, held, place: int, row: int, inc: int) -> bool:
-        """Give the place up; False if somebody else removed it (then nothing changes)."""
+    def leave(self, held, place: int, ticket: int) -> bool:
+        """Give the place up; False if it is no longer that ticket's (then nothing changes)."""
         words, at = self._words, self._rows + 8 * place
-        if not words[at + Q_TICKET] or words[at + Q_ROW] != row or words[at + Q_INC] != inc:
+        if words[at + Q_TICKET] != ticket:
             return False
         words[at + Q_TICKET] = 0
         if locked_point:
@@ -70,9 +71,10 @@ class WaitQueue:
         place = int(self._tickets.argmin())
         return place if self._tickets[place] else -1
 
-    def asked(self, held, place: int) -> int:
-        """How much the call at ``place`` asks for."""
-        return self._words[self._rows + 8 * place + Q_N]
+    def asked(self, held, place: int) -> tuple[int, int]:
+        """How much the call at ``place`` asks for, and how many records it needs to be there."""
+        at = self._rows + 8 * place
+        return self._words[at + Q_N], self._words[at + Q_NEED]
 
     def ahead_of(self, held, place: int) -> tuple[int, int, int] | None:
         """(place, row, incarnation) of the one directly ahead; None for the head."""
@@ -105,11 +107,10 @@ class WaitQueue:
         self._words[self._head + Q_HEADER_WAITING] = count
         return count
 
-    def places_of(self, held, row: int, inc: int) -> list[int]:
-        """The places that an owner holds."""
+    def drop(self, held, row: int, inc: int) -> None:
+        """Remove the tickets of a dead owner."""
         words = self._words
-        return [
-            int(place)
-            for place in np.flatnonzero(self._tickets)
-            if words[self._rows + 8 * place + Q_ROW] == row and words[self._rows + 8 * place + Q_INC] == inc
-        ]
+        for place in np.flatnonzero(self._tickets).tolist():
+            at = self._rows + 8 * place
+            if words[at + Q_ROW] == row and words[at + Q_INC] == inc:
+                self.leave(held, place, words[at + Q_TICKET])

@@ -19,12 +19,13 @@ they were. After every row the queues are counted anew, since tickets are entere
 """
 
 import logging
+import os
 import weakref
 
 from ..errors import MembersFullError
-from ..shm import table
+from ..shm import space, table
 from ..shm.lock import section
-from ..shm.points import locked_point
+from ..shm.points import locked_point, point
 from ..shm.table import (
     B_IN_USE, B_LIMITED, M_INC, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS, W_OPEN,
     W_RECOVERIES, W_SLEEPERS,
@@ -72,7 +73,10 @@ class State:
         Raises:
             MembersFullError: all are in use.
         """
-        found = []
+        found, at = [], table.LEDGERS + self.ring.words[W_N_LEDGERS] * table.LEDGER_NBYTES
+        if self.segment.path is not None and at < table.FIXED_NBYTES:
+            control = os.path.join(self.segment.path, "control")
+            space.claim(control, [(at, table.LEDGER_NBYTES)], "the ledger of a buffer", memory=True)
 
         def change(held, words):
             index = words[W_N_LEDGERS]
@@ -132,10 +136,9 @@ class State:
         at = (table.MEMBERS >> 3) + 8 * row + M_INC
         try:
             held = lock.acquire()
-            if self.segment.words[at] == inc:  # else somebody else did
-                self.resolve_owner(held, row, inc)
-                sleepers = self.ring.wakes(held)
-                buried = True
+            buried = self.segment.words[at] == inc  # else somebody else did; what was opened since goes too
+            self.resolve_owner(held, row, inc)
+            sleepers = self.ring.wakes(held)
         finally:
             lock.here.unlock()
         point("shmreplay.buried")
@@ -155,37 +158,25 @@ class State:
                 lock.finish(held)
         lock.begin(held, OP_WORDS, 0)
         if words[W_GATE] and words[W_GATE_ROW] == row and words[W_GATE_INC] == inc:
-            self._drop_gate(held)
+            self.drop_gate(held)
         if locked_point:
             locked_point("shmreplay.locked.bury.gate")
-        for place in ring.queue.places_of(held, row, inc):
-            ring.queue.leave(held, place, row, inc)
+        ring.queue.drop(held, row, inc)
         for ledger in self.used_ledgers():
             ledger.forget_owner(held, row, inc)
         if locked_point:
             locked_point("shmreplay.locked.bury.forgotten")
         self._recount(held)
-        words[W_DEAD] += 1
-        self.segment.words[(table.MEMBERS >> 3) + 8 * row + M_INC] = 0
+        at = (table.MEMBERS >> 3) + 8 * row + M_INC
+        words[W_DEAD] += self.segment.words[at] == inc
+        lock.finish(held)
         if locked_point:
             locked_point("shmreplay.locked.bury.row")
-        lock.finish(held)
+        if self.segment.words[at] == inc:  # last: until then, everybody who meets the dead begins again
+            self.segment.words[at] = 0
 
-    @section
-    def bury_gate(self, row: int, inc: int) -> None:
-        """Open the gate after its owner failed under it; half-loaded content is left behind, unseen."""
-        lock, words = self.segment.lock, self.ring.words
-        try:
-            held = lock.acquire()
-            lock.begin(held, OP_WORDS, 0)
-            if words[W_GATE] and words[W_GATE_ROW] == row and words[W_GATE_INC] == inc:
-                self._drop_gate(held)
-                self._recount(held)
-            lock.finish(held)
-        finally:
-            lock.here.unlock()
-
-    def _drop_gate(self, held) -> None:
+    def drop_gate(self, held) -> None:
+        """Open the gate; a load that did not come to its end leaves the buffer empty."""
         words = self.ring.words
         loading = words[W_GATE] == GATE_LOAD
         words[W_GATE] = 0

@@ -12,7 +12,7 @@ from ..errors import ClosedError, CorruptError
 from ..shm.lock import section
 from ..shm.points import locked_point, point
 from ..shm.table import (
-    J_COUNT, J_EPOCH, J_KIND, J_START, J_WHOLE, LIST, OP_NEXT_WRITER, PIN, RANGE, W_CLAIMED, W_CLOSED, W_COMMITS,
+    J_COUNT, J_EPOCH, J_KIND, J_SEQ, J_START, J_WHOLE, LIST, OP_NEXT_WRITER, PIN, RANGE, W_CLAIMED, W_CLOSED, W_COMMITS,
     W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_GATE_INC, W_GATE_ROW, W_LEN, W_OPEN_SLOTS, W_SLEEPERS, W_WRITES,
 )  # fmt: skip
 from .control import Control
@@ -35,14 +35,14 @@ class Writing:
 class Write:
     """One reservation, as its own process sees it: ``entry`` is -1 while it holds none.
 
-    ``blocked`` is None, or the (row, incarnation) that the last attempt waits for.
+    ``blocked`` is None, or the (row, incarnation) that the last attempt waits for. ``claim(start, rows)`` claims rows.
     """
 
-    __slots__ = ("entry", "seq", "start", "n", "slots", "place", "seen", "blocked")
+    __slots__ = ("entry", "seq", "start", "n", "slots", "claim", "writing", "place", "ticket", "seen", "blocked")
 
-    def __init__(self, n: int, slots: np.ndarray | None = None):
-        self.entry, self.seq, self.start, self.place, self.seen = -1, 0, -1, -1, 0
-        self.n, self.slots, self.blocked = n, slots, None
+    def __init__(self, n: int, slots: np.ndarray | None = None, claim=None, writing: Writing | None = None):
+        self.entry, self.seq, self.start, self.place, self.ticket, self.seen = -1, 0, -1, -1, 0, 0
+        self.n, self.slots, self.claim, self.writing, self.blocked = n, slots, claim, writing, None
 
 
 class Ring(Control):
@@ -50,7 +50,7 @@ class Ring(Control):
 
     # -- reserve -----------------------------------------------------------------------------------------------
 
-    def reserve(self, write: Write, writing: Writing) -> None:
+    def reserve(self, write: Write) -> None:
         """Reserve ``write.n`` slots at the cursor, or ``write.slots`` (no slot twice); waits for slots in flight.
 
         Raises:
@@ -59,11 +59,15 @@ class Ring(Control):
         """
         if self.segment.row < 0:
             self.segment.seat()
+        if self.debts:
+            self.pay_debts()
+        writing = write.writing
         if writing.inc != self.segment.inc:
             writing.number, writing.inc = 0, self.segment.inc
-        self._reserve(write, writing, False)
+        self._reserve(write, False)
         if write.blocked is not None:
-            self.wait_for_slots(write, lambda: self._reserve(write, writing, True))
+            self.wait_for_slots(write, lambda: self._reserve(write, True))
+        self.fence()  # the marks must be seen before the bytes
         point("shmreplay.reserved")
 
     def wait_for_slots(self, write: Write, attempt) -> None:
@@ -71,18 +75,23 @@ class Ring(Control):
         try:
             while write.blocked is not None:
                 if write.blocked is _CLAIM:
-                    self.claim(self._needed_rows(write))
+                    write.claim(self.words[W_CLAIMED], self._needed_rows(write))
                 else:
                     self._nap(write)
                 attempt()
         finally:
-            if write.place >= 0:
-                self._leave_queue(write)
+            try:
+                if write.place >= 0:
+                    self._leave_queue(write)
+            except BaseException:
+                self.debts.append((self._leave_queue, write))
+                self.pay_debts()
+                raise
 
     def _nap(self, write: Write) -> None:
         point("shmreplay.blocked")
         event, place = self.segment.event, write.place
-        woken = place >= 0 and event.nap(self.queue.word(place)[0], write.seen, self.limits.deadline)
+        woken = place >= 0 and event.nap(self.queue.word(place)[0], write.seen, self.limits.call.deadline)
         self.check_limits("Replay buffer did not get the slots to write")
         if not woken:
             self.probe(*write.blocked)
@@ -93,14 +102,14 @@ class Ring(Control):
         return min(self.capacity, self.words[W_CURSOR] + write.n)
 
     @section
-    def _reserve(self, write: Write, writing: Writing, may_queue: bool) -> None:
+    def _reserve(self, write: Write, may_queue: bool) -> None:
         words, lock = self.words, self.segment.lock
         try:
             held = lock.acquire()
             write.blocked = self._blocked(held, write)
             if write.blocked is None:
                 entry = self.journal.free_entry(held)
-                lock.begin(held, OP_RESERVE, entry)
+                lock.begin(held, OP_RESERVE, self.journal.next_operand(held, entry))
                 write.start = words[W_CURSOR] if write.slots is None else -1
                 n_whole = self._whole_before(write)
                 kind = RANGE if write.slots is None else LIST
@@ -108,7 +117,7 @@ class Ring(Control):
                 write.entry = entry
                 if locked_point:
                     locked_point("shmreplay.locked.entry")
-                self._mark(held, write, writing)
+                self._mark(held, write)
                 words[W_LEN] -= n_whole
                 words[W_OPEN_SLOTS] += write.n
                 self._leave_place(held, write)
@@ -157,11 +166,11 @@ class Ring(Control):
         parts = slices(write.start, write.n, self.capacity)
         return sum(self.stamps.whole_count(part, words[W_EPOCH]) for part in parts)
 
-    def _mark(self, held, write: Write, writing: Writing) -> None:
+    def _mark(self, held, write: Write) -> None:
         """Mark the slots as being written; advance the cursor and the extent."""
-        words, epoch, n = self.words, self.words[W_EPOCH], write.n
+        words, epoch, n, writing = self.words, self.words[W_EPOCH], write.n, write.writing
         if not writing.number:
-            writing.number = self._counters[OP_NEXT_WRITER] = self._counters[OP_NEXT_WRITER] + 1
+            writing.number = self.counters[OP_NEXT_WRITER] = self.counters[OP_NEXT_WRITER] + 1
             writing.epoch = 0
         if write.slots is not None:
             self.stamps.begin(held, write.slots, epoch, writing.number, 0)
@@ -178,9 +187,21 @@ class Ring(Control):
         words[W_CURSOR] = end
         if words[W_EXTENT] < self.capacity:
             words[W_EXTENT] = max(words[W_EXTENT], min(end, self.capacity))
-        writing.previous, writing.epoch = end, epoch
         if locked_point:
             locked_point("shmreplay.locked.marked")
+
+    def guarded(self, write: Write, step):
+        """Run ``step()``; whatever ends it, ``write`` holds no slots afterwards."""
+        try:
+            return step()
+        finally:
+            try:
+                if write.entry >= 0:
+                    self.abandon(write)
+            except BaseException:
+                self.debts.append((self.abandon, write))
+                self.pay_debts()
+                raise
 
     # -- commit, abandon ---------------------------------------------------------------------------------------
 
@@ -191,14 +212,17 @@ class Ring(Control):
         sleepers = ()
         point("shmreplay.copied")
         try:
-            held = lock.acquire()
+            held = lock.acquire(True)
             if not self.journal.is_open(held, write.entry, write.seq):
                 raise CorruptError("this process's write was resolved as that of a dead process; report this")
             lock.begin(held, OP_COMMIT, write.entry)
+            epoch = self.journal.rows[8 * write.entry + J_EPOCH]
             self.apply_commit(held, write.entry)
             if words[W_SLEEPERS]:
                 sleepers = self.wakes(held)
             write.entry = -1
+            if write.slots is None:
+                write.writing.previous, write.writing.epoch = write.start + write.n, epoch
             lock.finish(held)
         finally:
             lock.here.unlock()
@@ -228,7 +252,7 @@ class Ring(Control):
         """Give a reservation up: its slots hold no record until they are written again."""
         lock, sleepers = self.segment.lock, ()
         try:
-            held = lock.acquire()
+            held = lock.acquire(True)
             if self.journal.is_open(held, write.entry, write.seq):
                 lock.begin(held, OP_ABANDON, write.entry)
                 self.apply_abandon(held, write.entry)
@@ -252,15 +276,17 @@ class Ring(Control):
             locked_point("shmreplay.locked.abandoned")
         self.journal.close(held, entry)
 
-    def undo_reserve(self, held, entry: int) -> None:
-        """After a death in ``_reserve``: words are back; what was marked holds no record any more."""
+    def undo_reserve(self, held, operand: int) -> None:
+        """After a death in ``_reserve``: words are back; what was marked holds no record any more.
+
+        KIND says nothing here: a recoverer that died may have cleared it. The number tells whether the entry was filled.
+        """
+        entry, seq = self.journal.entry_of(operand)
         rows, at = self.journal.rows, 8 * entry
-        if rows[at + J_KIND] and rows[at + J_WHOLE] >= 0:
+        if rows[at + J_SEQ] == seq and rows[at + J_WHOLE] >= 0:
             epoch = self.words[W_EPOCH]
             n_whole = sum(self.stamps.whole_count(part, epoch) for part in self.journal.where(entry))
             self.words[W_LEN] += n_whole - rows[at + J_WHOLE]
-        if locked_point:
-            locked_point("shmreplay.locked.undone")
         rows[at + J_KIND] = 0
 
     # -- pins --------------------------------------------------------------------------------------------------
@@ -293,7 +319,7 @@ class Ring(Control):
                 slots = candidates[whole(rows, words[W_EPOCH])][: write.n]
                 write.slots = slots
                 entry = self.journal.free_entry(held)
-                lock.begin(held, OP_RESERVE, entry)
+                lock.begin(held, OP_RESERVE, self.journal.next_operand(held, entry))
                 if slots.size:
                     write.seq = self.journal.open(held, entry, PIN, -1, slots.size, slots, -1)
                     write.entry = entry
@@ -310,14 +336,14 @@ class Ring(Control):
         lock, segment = self.segment.lock, self.segment
         if write.place < 0:
             lock.begin(held, OP_WORDS, 0)
-            write.place = self.queue.enter(held, segment.row, segment.inc, write.n, self.words[W_EPOCH])
+            write.place, write.ticket = self.queue.enter(held, (segment.row, segment.inc), write.n)
             self.words[W_SLEEPERS] += 1
             lock.finish(held)
         write.seen = self.queue.word(write.place)[1]
 
     def _leave_place(self, held, write: Write) -> None:
         if write.place >= 0:
-            if self.queue.leave(held, write.place, self.segment.row, self.segment.inc):
+            if self.queue.leave(held, write.place, write.ticket):
                 self.words[W_SLEEPERS] -= 1
             write.place = -1
 
@@ -325,7 +351,7 @@ class Ring(Control):
     def _leave_queue(self, write: Write) -> None:
         lock, sleepers = self.segment.lock, ()
         try:
-            held = lock.acquire()
+            held = lock.acquire(True)
             lock.begin(held, OP_WORDS, 0)
             self._leave_place(held, write)
             sleepers = self.wakes(held)

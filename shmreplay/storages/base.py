@@ -1,6 +1,7 @@
 """What every storage does: slots, stamps and reads that never mix two records. Where the records lie is below."""
 
 import os
+import threading
 import weakref
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..shm.table import (
     LIST_SLOTS, W_CLAIMED, W_CURSOR, W_EPOCH, W_EXTENT, W_GATE, W_LEN, W_NEXT_INC, W_OPEN, W_OPEN_ODD, W_SLEEPERS,
     W_WRITES,
 )  # fmt: skip
+from ..state.control import Hold
 from ..state.recovery import State
 from ..state.ring import Write, Writing
 from .reading import Reading
@@ -19,14 +21,26 @@ from .reading import Reading
 NEVER_STORED = frozenset({"index", "index_generation"})  # root keys of samples that are written again
 
 
+_state_lock = threading.Lock()
+
+
 def state_of(segment: Segment) -> State:
     """The one State of a segment in this process."""
-    known = getattr(segment, "state_ref", None)
-    state = known() if known is not None else None
-    if state is None:
-        state = State(segment)
-        segment.state_ref = weakref.ref(state)
-    return state
+    with _state_lock:
+        known = getattr(segment, "state_ref", None)
+        state = known() if known is not None else None
+        if state is None:
+            state = State(segment)
+            segment.state_ref = weakref.ref(state)
+        return state
+
+
+def _after_fork_in_child() -> None:
+    global _state_lock
+    _state_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Storage(Reading):
@@ -65,14 +79,9 @@ class Storage(Reading):
         self.state = state_of(segment)
         self.segment = segment
         self.ring = self.state.ring
-        self.ring.claim_rows = self._claim_rows_hook()
 
     def _new_segment(self) -> Segment:
         return Segment.private(self.max_size)
-
-    def _claim_rows_hook(self):
-        claim = weakref.WeakMethod(self._claim_rows)
-        return lambda start, rows: claim()(start, rows)
 
     # -- what a kind of storage fills in -----------------------------------------------------------------------
 
@@ -153,19 +162,18 @@ class Storage(Reading):
         return np.concatenate(parts)
 
     def _append_run(self, staged, offset: int, n: int, writing: Writing) -> int:
-        ring, capacity = self.ring, self.max_size
-        write = Write(n)
-        try:
-            ring.reserve(write, writing)
-            start = write.start % capacity
-            first = min(n, capacity - start)
-            self._put(slice(start, start + first), staged, offset, first)
-            if first < n:
-                self._put(slice(0, n - first), staged, offset + first, n - first)
-            ring.commit(write)
-        finally:
-            if write.entry >= 0:
-                ring.abandon(write)
+        write = Write(n, None, self._claim_rows, writing)
+        return self.ring.guarded(write, lambda: self._fill_run(write, staged, offset))
+
+    def _fill_run(self, write: Write, staged, offset: int) -> int:
+        ring, n = self.ring, write.n
+        ring.reserve(write)
+        start = write.start % self.max_size
+        first = min(n, self.max_size - start)
+        self._put(slice(start, start + first), staged, offset, first)
+        if first < n:
+            self._put(slice(0, n - first), staged, offset + first, n - first)
+        ring.commit(write)
         return start
 
     def write_at(self, slots: np.ndarray, staged, writing: Writing) -> None:
@@ -180,15 +188,14 @@ class Storage(Reading):
             if first.size < part.size:  # up to the first repetition
                 repeated = np.setdiff1d(np.arange(part.size), first)
                 part = part[: repeated.min()]
-            write = Write(part.size, part)
-            try:
-                self.ring.reserve(write, writing)
-                self._put(part, staged, done, part.size)
-                self.ring.commit(write)
-            finally:
-                if write.entry >= 0:
-                    self.ring.abandon(write)
+            write = Write(part.size, part, self._claim_rows, writing)
+            self.ring.guarded(write, lambda: self._fill_list(write, staged, done))
             done += part.size
+
+    def _fill_list(self, write: Write, staged, offset: int) -> None:
+        self.ring.reserve(write)
+        self._put(write.slots, staged, offset, write.n)
+        self.ring.commit(write)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -363,9 +370,9 @@ class Storage(Reading):
 
     def content(self) -> dict:
         """Everything in private copies: words, ledgers, stamps, records; one moment, writers held off."""
-        ring, segment = self.ring, self.segment
-        ring.hold_writers()
+        ring, segment, hold = self.ring, self.segment, Hold()
         try:
+            ring.hold_writers(hold)
             claimed, words = ring.words[W_CLAIMED], []
             ledgers = table.LEDGERS + table.LEDGER_NBYTES * len(self.state.used_ledgers())
 
@@ -381,7 +388,12 @@ class Storage(Reading):
                 "records": self._records_content(claimed),
             }
         finally:
-            ring.release_writers()
+            try:
+                ring.release_writers(hold)
+            except BaseException:
+                ring.debts.append((ring.release_writers, hold))
+                ring.pay_debts()
+                raise
 
     def _records_content(self, claimed: int):
         """Private copies of the records in the first ``claimed`` slots."""

@@ -176,6 +176,7 @@ def _resolve_all(state: State) -> None:
     segment, ring = state.segment, state.ring
     try:
         held = segment.lock.acquire()
+        ring.words[W_NEXT_INC] = segment.inc  # a recovery just now may have put the saved one back
         owners = {ring.journal.owner(entry) for entry in ring.journal.entries(held)}
         for ledger in state.used_ledgers():
             owners |= ledger.owners(held)

@@ -3,10 +3,11 @@
 import time
 
 import numpy as np
+import torch
 
 from ..errors import BudgetError, ShmReplayError
 from ..shm.points import point
-from ..shm.table import LIST_SLOTS, W_CLAIMED, W_EPOCH, W_LEN
+from ..shm.table import LIST_SLOTS, W_CLAIMED, W_EPOCH, W_EXTENT, W_LEN
 from ..state.ring import Write
 from ..state.stamps import all_whole, whole
 
@@ -35,6 +36,7 @@ class Reading:
         before = ring.stamps.take(slots)
         chunk = self._gather(slots)
         point("shmreplay.gathered")
+        ring.fence()
         after = ring.stamps.take(slots)
         if not (before.tobytes() == after.tobytes() and all_whole(before, epoch)):
             slots, before = slots.copy(), before.copy()
@@ -61,6 +63,7 @@ class Reading:
             drawn = redraw(bad.size)
             rows = stamps.take(drawn)
             self._regather(chunk, bad, drawn)
+            self.ring.fence()
             good = whole(rows, epoch) & (rows == stamps.take(drawn)).all(1)
             slots[bad], before[bad] = drawn, rows
             bad = bad[~good]
@@ -68,22 +71,14 @@ class Reading:
             self._read_pinned(chunk, bad, slots, before, epoch, redraw)
 
     def _read_pinned(self, chunk, bad, slots, before, epoch: int, redraw) -> None:
-        ring, limits = self.ring, self.ring.limits
+        ring, limits = self.ring, self.ring.limits.call
         give_up = limits.deadline if limits.deadline is not None else time.monotonic() + _PATIENCE
         while bad.size:
-            if ring.words[W_EPOCH] != epoch:
-                raise PassedError("the replay buffer was emptied while it was sampled")
             write = Write(min(bad.size, LIST_SLOTS, ring.quarter))
-            try:
-                pinned = ring.pin(write, redraw(4 * write.n + 16))
-                if pinned.size:
-                    at, bad = bad[: pinned.size], bad[pinned.size :]
-                    slots[at], before[at] = pinned, ring.stamps.take(pinned)
-                    self._regather(chunk, at, pinned)
-                    continue
-            finally:
-                if write.entry >= 0:
-                    ring.abandon(write)
+            n = ring.guarded(write, lambda: self._fill_pinned(write, chunk, bad, slots, before, epoch, redraw))
+            bad = bad[n:]
+            if n:
+                continue
             if time.monotonic() > give_up:
                 raise BudgetError(
                     "Cannot sample: no whole record was found in the storage, "
@@ -91,6 +86,18 @@ class Reading:
                 )
             ring.check_limits("Replay buffer found no whole record")
             time.sleep(0.0005)
+
+    def _fill_pinned(self, write: Write, chunk, bad, slots, before, epoch: int, redraw) -> int:
+        """Pin as many whole records as can be, read them to the first positions of ``bad``; returns how many."""
+        ring = self.ring
+        pinned = ring.pin(write, redraw(4 * write.n + 16))
+        if ring.words[W_EPOCH] != epoch:
+            raise PassedError("the replay buffer was emptied while it was sampled")
+        if pinned.size:
+            at = bad[: pinned.size]
+            slots[at], before[at] = pinned, ring.stamps.take(pinned)
+            self._regather(chunk, at, pinned)
+        return pinned.size
 
     def read_whole(self, slots: np.ndarray) -> tuple:
         """The whole records among ``slots``, in their order: (chunk, slots). Holes are left out."""
@@ -103,6 +110,7 @@ class Reading:
         if not there.all():
             slots, before = slots[there], before[there]
         chunk = self._gather(slots)
+        ring.fence()
         bad = np.flatnonzero((before != ring.stamps.take(slots)).any(1))
         gone = self._read_same(chunk, slots, bad)
         if gone.size:
@@ -117,16 +125,15 @@ class Reading:
         for start in range(0, bad.size, limit):
             at = bad[start : start + limit]
             write = Write(at.size)
-            try:
-                pinned = ring.pin(write, np.unique(slots[at]))
-                hit = np.isin(slots[at], pinned)
-                if hit.any():
-                    self._regather(chunk, at[hit], slots[at[hit]])
-                gone.append(at[~hit])
-            finally:
-                if write.entry >= 0:
-                    ring.abandon(write)
+            gone.append(ring.guarded(write, lambda: self._fill_same(write, chunk, at, slots)))
         return np.concatenate(gone) if gone else np.empty(0, np.int64)
+
+    def _fill_same(self, write: Write, chunk, at: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Pin the slots at positions ``at`` and read them again; returns the positions without a record."""
+        hit = np.isin(slots[at], self.ring.pin(write, np.unique(slots[at])))
+        if hit.any():
+            self._regather(chunk, at[hit], slots[at[hit]])
+        return at[~hit]
 
     def read_exactly(self, slots: np.ndarray):
         """The records of ``slots``, one row each, as a chunk.

@@ -76,16 +76,26 @@ class TensorStorage(Storage):
     def _known_layout(self) -> RecordLayout | None:
         """The layout that some process has fixed, mapped here; None if no write was made yet."""
         if self._layout is None and self.segment.words[H_LAYOUT_STATE] == LAYOUT_READY:
+            self._map_known()
+        return self._layout
+
+    def _map_known(self) -> None:
+        with self.segment.layout_lock:
+            if self._layout is not None:
+                return
             with open(os.path.join(self._records_folder(), "layout.json")) as file:
                 layout = RecordLayout.from_json(file.read())
             found = self.segment.words[H_LAYOUT_DIGEST : H_LAYOUT_DIGEST + 4].tolist()
             if found != _digest_words(layout):
                 raise LayoutError(f"{self._records_folder()}/layout.json is not the layout that the buffer was made with")
             self._map(layout)
-        return self._layout
 
     def _fix_layout(self, layout: RecordLayout) -> RecordLayout:
-        """Make ``layout`` the storage's, unless another process is faster; returns the one that holds."""
+        """Make ``layout`` the storage's, unless another process or thread is faster; returns the one that holds."""
+        with self.segment.layout_lock:
+            return self._known_layout() or self._fix_first(layout)
+
+    def _fix_first(self, layout: RecordLayout) -> RecordLayout:
         while not self._begin_layout():
             known = self._known_layout()
             if known is not None:
@@ -98,12 +108,13 @@ class TensorStorage(Storage):
             point("shmreplay.layout.begun")
             self._create_records(layout)
             point("shmreplay.layout.created")
+            self._map(layout)  # first, so that no thread finds it READY and not mapped
         except BaseException:
-            self._end_layout(None)
+            self._layout = None
+            self._end_layout(None)  # cut short, it leaves CREATING by this process, whose next write takes over
             raise
         self._end_layout(layout)
         point("shmreplay.layout.ready")
-        self._map(layout)
         return layout
 
     @section
@@ -114,6 +125,7 @@ class TensorStorage(Storage):
         try:
             segment.lock.acquire()
             creating = words[H_LAYOUT_STATE] == LAYOUT_CREATING and words[at] == words[H_LAYOUT_INC]
+            creating = creating and words[H_LAYOUT_INC] != segment.inc  # ours: an interrupted attempt
             if words[H_LAYOUT_STATE] == LAYOUT_READY or creating:
                 return False
             words[H_LAYOUT_STATE] = LAYOUT_NONE
@@ -132,7 +144,7 @@ class TensorStorage(Storage):
         segment, words = self.segment, self.segment.words
         digest = _digest_words(layout) if layout is not None else [0] * 4
         try:
-            segment.lock.acquire()
+            segment.lock.acquire(True)
             for i in range(4):
                 words[H_LAYOUT_DIGEST + i] = digest[i]
             if locked_point:
@@ -184,19 +196,19 @@ class TensorStorage(Storage):
 
     def _set_views(self, layout: RecordLayout, memory: np.ndarray) -> None:
         n, at = self.max_size, 0
-        self._rows = memory[: n * layout.row_nbytes].reshape(n, layout.row_nbytes) if layout.row_nbytes else None
+        offsets, columns = [], []
+        rows = memory[: n * layout.row_nbytes].reshape(n, layout.row_nbytes) if layout.row_nbytes else None
         at = _pages(n * layout.row_nbytes)
-        self._offsets, self._columns, self._column_tensors = [], [], []
         for column in layout.columns:
-            view = memory[at : at + n * column.nbytes].reshape(n, column.nbytes)
-            self._offsets.append(at)
-            self._columns.append(view)
-            self._column_tensors.append(torch.from_numpy(view))
+            columns.append(memory[at : at + n * column.nbytes].reshape(n, column.nbytes))
+            offsets.append(at)
             at += _pages(n * column.nbytes)
-        self._layout = layout
+        self._rows, self._offsets, self._columns = rows, offsets, columns
+        self._column_tensors = [torch.from_numpy(column) for column in columns]
+        self._layout = layout  # last: whoever sees it finds the views
 
     def _claim_rows(self, start: int, rows: int) -> None:
-        layout = self._layout
+        layout = self._layout or self._known_layout()
         per_row = table.STAMP_NBYTES + layout.row_nbytes + sum(column.nbytes for column in layout.columns)
         step = max(64, min(_STEP_NBYTES // per_row, self.max_size // 8))
         stop = min(self.max_size, max(rows, start + step))

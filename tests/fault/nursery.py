@@ -1,11 +1,12 @@
 """Processes that are born warm: one server imports the library once, then forks a fresh child for each request.
 
-A child runs ``function(pipe, *args)`` of an importable module and ends as the function says: by returning (the
-interpreter's own exit), by an exception, by a signal. Its result or exception comes back over the pipe.
+A child runs ``function(pipe, *args)`` of an importable module and ends as the function says: by returning, by
+``SystemExit``, by a signal. Its result or exception comes back over the pipe.
 """
 
 import atexit
 import contextlib
+import ctypes
 import os
 import pickle
 import select
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from multiprocessing.connection import Connection
 
 import pytest
@@ -116,6 +118,10 @@ class Nursery:
 NURSERY = Nursery()
 
 
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _serve(control: socket.socket):
     """Answer requests; returns (connection, request) in a child, None at the end."""
     while True:
@@ -128,6 +134,7 @@ def _serve(control: socket.socket):
             continue
         pid = os.fork()
         if not pid:
+            _end_with_parent()
             control.close()
             pipe = Connection(fds[0])
             return pipe, pickle.loads(pipe.recv_bytes())
@@ -144,9 +151,14 @@ def _child(pipe: Connection, function, args, environment: dict) -> None:
     except SystemExit:
         raise
     except BaseException as error:
+        error.add_note(traceback.format_exc())
         reply = ("failed", error)
     with contextlib.suppress(BrokenPipeError):
         pipe.send(reply)
+    if not getattr(function, "ends_slowly", False):
+        atexit._run_exitfuncs()  # as at the interpreter's exit, without taking torch apart
+        sys.stdout.flush()
+        os._exit(0)
 
 
 @pytest.fixture
@@ -179,6 +191,7 @@ def scratches() -> list[str]:
 if __name__ == "__main__":
     import lives  # noqa: F401  warm before the first fork
 
+    _end_with_parent()
     born = _serve(socket.socket(fileno=int(sys.argv[1])))
     if born is not None:
         _child(born[0], *born[1])

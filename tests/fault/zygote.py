@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import shmreplay
 
-_GUARD = 60.0  # seconds; only guards hangs
+_GUARD = 30.0  # seconds; only guards hangs
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(shmreplay.__file__))
 

@@ -8,7 +8,7 @@ import torch
 import shmreplay
 from stress_campaign import records
 from stress_campaign.board import Board
-from stress_campaign.calls import N_WORST, QUEUED, WALL, Stopwatch, worst_first
+from stress_campaign.calls import N_WORST, WALL, Stopwatch, held_up
 from stress_campaign.crew import Crew
 
 N_WRITERS = N_SAMPLERS = 2
@@ -109,15 +109,14 @@ def play(scene: Scene, start: str = "spawn") -> tuple[np.ndarray, np.ndarray]:
 def report(scene: Scene, alone: np.ndarray, together: np.ndarray) -> tuple[float, float]:
     """Prints what was measured; returns the ratio of the rates, and the longest call that a core was there for, in s."""
     rates = [np.median(part[:, SAMPLED] / part[:, SPENT] * 1e9) * N_SAMPLERS for part in (alone, together)]
-    row = worst_first(scene.board.worst)[0]
-    longest = scene.board.worst[..., WALL].max() / 1e6
+    longest, held = scene.board.worst[..., WALL].max(), held_up(scene.board.worst).max()
     print(
         f"\n{together[:, SAMPLED].sum():,} rows beside writers ({scene.board.written.sum():,} written), "
         f"{together[:, TORN].sum() + alone[:, TORN].sum()} torn; rows/s in sample: {rates[0]:,.0f} alone, {rates[1]:,.0f} "
-        f"beside writers ({rates[1] / rates[0]:.2f}); longest sample {longest:.1f} ms, longest but for "
-        f"waits for a core {(row[WALL] - row[QUEUED]) / 1e6:.1f} ms"
+        f"beside writers ({rates[1] / rates[0]:.2f}); longest sample {longest / 1e6:.1f} ms, longest "
+        f"but for waits for a core {held / 1e6:.1f} ms"
     )
-    return rates[1] / rates[0], (row[WALL] - row[QUEUED]) / 1e9
+    return rates[1] / rates[0], held / 1e9
 
 
 def test_no_torn_record_on_64_slots_of_4_kib(full, tmp_path):

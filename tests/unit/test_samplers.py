@@ -34,6 +34,14 @@ def test_slots_without_a_record_are_drawn_again_uniformly():
     assert set(counts) == {0, 1, 2, 3, 60} and min(counts.values()) > 600
 
 
+def test_one_record_in_a_large_ring_is_found():
+    torch.manual_seed(8)
+    buffer = filled(1, 50_000)
+    buffer.writer.write_at(torch.tensor([49_990, 33_000]), torch.tensor([1, 2]))
+    counts = collections.Counter(torch.cat([buffer.sample(300) for _ in range(5)]).tolist())
+    assert set(counts) == {0, 1, 2} and min(counts.values()) > 400
+
+
 def test_the_default_generator_is_torchs():
     buffer = filled()
     torch.manual_seed(3)
