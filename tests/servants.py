@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 
 import torch
@@ -13,7 +14,7 @@ from tensordict import TensorDict
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
-PATIENCE = 60  # seconds; guards hangs only
+PATIENCE = 200  # seconds; guards hangs only
 
 
 def pairs(low: int, high: int, **extra) -> TensorDict:
@@ -143,14 +144,15 @@ def count_torn(buffer, rounds: int, batch: int) -> int:
     return torn
 
 
-def drain(buffer, batch: int, timeout: float) -> int:
-    """Sample until the deadline passes; how many records came."""
-    total = 0
-    try:
-        while True:
-            total += buffer.sample(batch, wait=True, timeout=timeout).numel()
-    except TimeoutError:
-        return total
+def drain(buffer, batch: int, target: int) -> int:
+    """Sample until all processes together have ``target`` records; how many came here."""
+    total, end = 0, time.monotonic() + PATIENCE
+    while buffer.stats()["samples_returned"] < target and time.monotonic() < end:
+        try:
+            total += buffer.sample(batch, wait=True, timeout=0.1).numel()
+        except TimeoutError:
+            pass
+    return total
 
 
 def sample_many(buffer, rounds: int, batch: int) -> tuple[int, int]:

@@ -57,6 +57,8 @@ def audit(round_: Round, buffer, board: Board, kills: int) -> Account:
     account = Account()
     if round_.samples_per_insert is not None:
         _check_budget(round_, buffer, account)
+    elif len(buffer):
+        buffer.sample(wait=True, timeout=5)  # passes, and removes, the dead that waited
     state = buffer.state_dict()  # also meets, and gives up, every write that the dead left open
     content, slots = state["_storage"]["_storage"], state["_storage"]["_index"].numpy()
     account.kept = len(slots)

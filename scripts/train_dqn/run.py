@@ -136,6 +136,7 @@ class Run:
 
 def _summary(run: Run, failure: str | None) -> list[tuple[str, str]]:
     last, stats = run.history[-1], run.buffer.stats()
+    content = f"{stats['size']:,} of {stats['capacity']:,} records, {stats['write_count']:,} written"
     verdict = "success" if failure is None else "failure"
     died = f"{run.options.collectors} at a time ({run.options.start}), {run.kills} killed"
     return [
@@ -145,7 +146,7 @@ def _summary(run: Run, failure: str | None) -> list[tuple[str, str]]:
         ("learner", f"{run.board.learner[0]:,.0f} updates, {last.samples:,} samples, {last.wait_count:,} waits"),
         ("samples per insert", f"{last.ratio:.3f} of {last.target_ratio:g}"),
         ("collectors", died),
-        ("buffer", f"{stats['size']:,} of {stats['capacity']:,} records, {stats['write_count']:,} written"),
+        ("buffer", f"{content}, {stats['recovered']} recoveries"),
     ]
 
 

@@ -15,7 +15,7 @@ from ..shm.table import (
     B_BASE_CALLS, B_BASE_RETURNED, B_LIMITED, B_RETURNED, B_WAIT_COUNT, W_CLAIMED,
     W_CURSOR, W_EPOCH, W_EXTENT, W_FLOOR, W_GATE, W_LEN, W_OPEN_ODD, W_OPEN_SLOTS, W_WRITES,
 )  # fmt: skip
-from ..state.control import GATE_LOAD, Hold
+from ..state.control import GATE_LOAD
 
 __all__ = ["Snapshot"]
 
@@ -30,28 +30,10 @@ class Snapshot:
 
         Source: ``ReplayBuffer.state_dict``, which aliases live memory.
         """
-        storage, ring, ledger = self._storage, self._ring, self._ledger
+        storage, ledger = self._storage, self._ledger
         if self._segment.row < 0:
             self._segment.seat()
-        hold, moment = Hold(), []
-        try:
-            ring.hold_writers(hold)
-            ring.set_words(lambda held, words: moment.append(list(words)))
-            words = moment[0]
-            calls, returned, waits = ledger.totals()
-            claimed = words[W_CLAIMED]
-            data, slots = None, np.empty(0, np.int64)
-            if claimed:  # also without a record: a loader needs the layout to restore generations
-                chunk, slots = storage.read_whole(np.arange(words[W_EXTENT]))
-                data = storage._built(chunk)
-            generation = storage.generations(np.arange(claimed))
-        finally:
-            try:
-                ring.release_writers(hold)
-            except BaseException:
-                ring.debts.append((ring.release_writers, hold))
-                ring.pay_debts()
-                raise
+        words, (calls, returned, waits), data, slots, generation = self._ring.holding(self._moment)
         state = {
             "_storage": {"_storage": data, "_index": torch.from_numpy(slots), "_len": len(slots)},
             "_sampler": self._sampler.state_dict(),
@@ -77,6 +59,17 @@ class Snapshot:
             }
         return state
 
+    def _moment(self) -> tuple:
+        """Words, totals, records, slots and generations, with no writer about."""
+        storage, ring, words = self._storage, self._ring, []
+        ring.set_words(lambda held, now: words.extend(now))
+        data, slots = None, np.empty(0, np.int64)
+        if words[W_CLAIMED]:  # also without a record: a loader needs the layout to restore generations
+            chunk, slots = storage.read_whole(np.arange(words[W_EXTENT]))
+            data = storage._built(chunk)
+        generation = storage.generations(np.arange(words[W_CLAIMED]))
+        return words, self._ledger.totals(), data, slots, generation
+
     def load_state_dict(self, state_dict: dict) -> None:
         """Restore a snapshot, in every process at once; handles taken before are stale.
 
@@ -98,21 +91,8 @@ class Snapshot:
             raise LayoutError(f"the snapshot has {staged.n} records for {saved.slots.size} slots")
         needed = max(saved.generation.size, saved.extent) if storage.prepare(saved.data) else 0
         if needed > ring.words[W_CLAIMED]:
-            storage._claim_rows(ring.words[W_CLAIMED], needed)
-        hold = Hold(GATE_LOAD)
-        try:
-            ring.hold_writers(hold)
-            point("shmreplay.load.held")
-            self._write_next_epoch(saved, staged, needed)
-            point("shmreplay.load.written")
-            ring.set_words(lambda held, words: self._switch(held, words, saved), self._ledger.offset)
-        finally:
-            try:
-                ring.release_writers(hold)  # nothing is left to release once the switch was made
-            except BaseException:
-                ring.debts.append((ring.release_writers, hold))
-                ring.pay_debts()
-                raise
+            storage.claim_rows(ring.words[W_CLAIMED], needed)
+        ring.holding(lambda: self._load_held(saved, staged, needed), GATE_LOAD)
         self._sampler.load_state_dict(state_dict["_sampler"])
         if state_dict.get("_batch_size") is not None:
             self._batch_size = state_dict["_batch_size"]
@@ -120,6 +100,12 @@ class Snapshot:
             generator = torch.Generator(device=saved.rng[1])
             generator.set_state(saved.rng[0])
             self.set_rng(generator)
+
+    def _load_held(self, saved: "_Saved", staged, needed: int) -> None:
+        point("shmreplay.load.held")
+        self._write_next_epoch(saved, staged, needed)
+        point("shmreplay.load.written")
+        self._ring.set_words(lambda held, words: self._switch(held, words, saved), self._ledger.offset)  # opens the gate
 
     def _write_next_epoch(self, saved: "_Saved", staged, needed: int) -> None:
         """Write records and stamps for the epoch after the present one; the gate is held, nobody else writes."""

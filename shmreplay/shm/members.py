@@ -104,6 +104,7 @@ class Members:
         words[at + table.M_PID] = os.getpid()
         words[at + table.M_START] = start_time(os.getpid()) or 0
         words[at + table.M_NAMESPACE] = self._namespace
+        words[at + table.M_LEFT] = 0
         if locked_point:
             locked_point("shmreplay.locked.register.row")
         words[at + table.M_INC] = inc
@@ -136,6 +137,11 @@ class Members:
     def link_count(self) -> int:
         """0 once the segment was unlinked."""
         return os.fstat(self.fd).st_nlink
+
+    def say_left(self) -> None:
+        """Mark this process's row: it ended in order, which is no death to be counted."""
+        if self.row >= 0:
+            self._words[(table.MEMBERS >> 3) + 8 * self.row + table.M_LEFT] = self.inc
 
     def leave(self) -> None:
         """Close the description; the kernel drops its lock unless a forked child still has it."""

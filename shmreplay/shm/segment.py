@@ -301,6 +301,7 @@ def _leave(members: Members, path: str) -> None:
     if members.row < 0:
         return
     point("shmreplay.leave")
+    members.say_left()
     members.leave()
     point("shmreplay.left")
     try:

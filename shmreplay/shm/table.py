@@ -89,7 +89,7 @@ REDO_NBYTES = 1 << 20
 ) = range(21)
 
 # member rows
-M_INC, M_PID, M_START, M_NAMESPACE = range(4)
+M_INC, M_PID, M_START, M_NAMESPACE, M_LEFT = range(5)
 
 # journal entries; KIND is written last and cleared first
 J_KIND, J_ROW, J_INC, J_EPOCH, J_START, J_COUNT, J_WHOLE, J_SEQ = range(8)

@@ -125,8 +125,22 @@ class Control:
 
     # -- holding writers off -----------------------------------------------------------------------------------
 
+    def holding(self, step, gate: int = GATE_SNAPSHOT):
+        """Run ``step()`` while no write is in flight and none begins; whatever ends it, the gate is open afterwards."""
+        hold = Hold(gate)
+        try:
+            self.hold_writers(hold)
+            return step()
+        finally:
+            try:
+                self.release_writers(hold)
+            except BaseException:
+                self.debts.append((self.release_writers, hold))
+                self.pay_debts()
+                raise
+
     def hold_writers(self, hold: Hold) -> None:
-        """Take the gate, then wait until no write is in flight; inside a ``try`` that ends in ``release_writers``.
+        """Take the gate, then wait until no write is in flight; ``holding`` gives it back.
 
         Dead owners of the gate or of writes in flight are buried on the way. Samplers go on.
         """

@@ -27,7 +27,7 @@ from ..shm import space, table
 from ..shm.lock import section
 from ..shm.points import locked_point, point
 from ..shm.table import (
-    B_IN_USE, B_LIMITED, M_INC, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS, W_OPEN,
+    B_ADMITTED, B_IN_USE, B_RESERVED, M_INC, M_LEFT, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS, W_OPEN,
     W_RECOVERIES, W_SLEEPERS,
 )  # fmt: skip
 from .control import GATE_LOAD
@@ -168,7 +168,7 @@ class State:
             locked_point("shmreplay.locked.bury.forgotten")
         self._recount(held)
         at = (table.MEMBERS >> 3) + 8 * row + M_INC
-        words[W_DEAD] += self.segment.words[at] == inc
+        words[W_DEAD] += self.segment.words[at] == inc != self.segment.words[at + M_LEFT - M_INC]
         lock.finish(held)
         if locked_point:
             locked_point("shmreplay.locked.bury.row")
@@ -195,5 +195,7 @@ class State:
         assert 0 <= words[table.W_LEN] <= words[table.W_EXTENT] <= ring.capacity
         assert not self.segment.words[table.OP >> 3]
         for ledger in self.used_ledgers():
-            budget = ledger.budget()
-            assert budget is None or budget >= 0 or not ledger.words[B_LIMITED], budget
+            reserved, admitted = ledger.words[B_RESERVED], ledger.words[B_ADMITTED]
+            waiting = ledger.recount(None)
+            assert (reserved, admitted) == (ledger.words[B_RESERVED], ledger.words[B_ADMITTED]), (reserved, admitted)
+            assert waiting <= words[W_SLEEPERS], (waiting, words[W_SLEEPERS])

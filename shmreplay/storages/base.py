@@ -7,15 +7,11 @@ import weakref
 import numpy as np
 import torch
 
-from ..shm import table
 from ..shm.segment import Segment
-from ..shm.table import (
-    LIST_SLOTS, W_CLAIMED, W_CURSOR, W_EPOCH, W_EXTENT, W_GATE, W_LEN, W_NEXT_INC, W_OPEN, W_OPEN_ODD, W_SLEEPERS,
-    W_WRITES,
-)  # fmt: skip
-from ..state.control import Hold
+from ..shm.table import LIST_SLOTS, W_CLAIMED, W_CURSOR, W_EPOCH, W_EXTENT, W_LEN, W_WRITES
 from ..state.recovery import State
 from ..state.ring import Write, Writing
+from .content import Content
 from .reading import Reading
 
 NEVER_STORED = frozenset({"index", "index_generation"})  # root keys of samples that are written again
@@ -43,7 +39,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Storage(Reading):
+class Storage(Content, Reading):
     """Base of the storages; also the base for user classes.
 
     A storage owns the segment: records, stamps, ring and ``write_count``. Several buffers may use one storage; they
@@ -117,7 +113,7 @@ class Storage(Reading):
         """The single record of a chunk of one."""
         raise NotImplementedError
 
-    def _claim_rows(self, start: int, rows: int) -> None:
+    def claim_rows(self, start: int, rows: int) -> None:
         """Claim rows ``start`` to ``rows`` of records and stamps; a step more where there is room."""
         self.ring.claimed(min(self.max_size, max(rows, start + 1024)))
 
@@ -162,7 +158,7 @@ class Storage(Reading):
         return np.concatenate(parts)
 
     def _append_run(self, staged, offset: int, n: int, writing: Writing) -> int:
-        write = Write(n, None, self._claim_rows, writing)
+        write = Write(n, None, self.claim_rows, writing)
         return self.ring.guarded(write, lambda: self._fill_run(write, staged, offset))
 
     def _fill_run(self, write: Write, staged, offset: int) -> int:
@@ -188,7 +184,7 @@ class Storage(Reading):
             if first.size < part.size:  # up to the first repetition
                 repeated = np.setdiff1d(np.arange(part.size), first)
                 part = part[: repeated.min()]
-            write = Write(part.size, part, self._claim_rows, writing)
+            write = Write(part.size, part, self.claim_rows, writing)
             self.ring.guarded(write, lambda: self._fill_list(write, staged, done))
             done += part.size
 
@@ -332,91 +328,6 @@ class Storage(Reading):
             f"Cannot share a storage of type {type(self).__name__} between processes: its records are Python objects. "
             "Use LazyTensorStorage (shared memory) or LazyMemmapStorage (a disk)."
         )
-
-    # -- content -----------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict:
-        """A shared storage travels as a handle; an unshared one with its content."""
-        state = {"class_state": self._local_state(), "max_size": self.max_size}
-        if self.is_shared:
-            return state | {"path": self.segment.path}
-        return state | {"content": self.content()}
-
-    def __setstate__(self, state: dict) -> None:
-        self._rng, self._stream, self._stream_inc = None, None, None
-        self._unpickled = "path" in state
-        self._buffers = weakref.WeakSet()
-        self.max_size = state["max_size"]
-        self.__dict__.update(state["class_state"])
-        if "path" in state:
-            self._attach_segment(Segment.attach(state["path"]))
-        else:
-            self._bind(self._new_segment())
-            self._take_content(state["content"])
-
-    def __deepcopy__(self, memo):
-        other = type(self).__new__(type(self))
-        memo[id(self)] = other
-        state = {"class_state": self._local_state(), "max_size": self.max_size, "content": self.content()}
-        other.__setstate__(state)
-        return other
-
-    def _attach_segment(self, segment: Segment) -> None:
-        self._bind(segment)
-
-    def _local_state(self) -> dict:
-        """Attributes of this object that belong to no segment."""
-        return {}
-
-    def content(self) -> dict:
-        """Everything in private copies: words, ledgers, stamps, records; one moment, writers held off."""
-        ring, segment, hold = self.ring, self.segment, Hold()
-        try:
-            ring.hold_writers(hold)
-            claimed, words = ring.words[W_CLAIMED], []
-            ledgers = table.LEDGERS + table.LEDGER_NBYTES * len(self.state.used_ledgers())
-
-            def copy_small(held, _):
-                words.append(segment.control[table.OP : table.UNDO].copy())
-                words.append(segment.control[table.LEDGERS : ledgers].copy())
-
-            ring.set_words(copy_small)
-            return {
-                "words": words[0],
-                "ledgers": words[1],
-                "stamps": segment.stamps[:claimed].copy(),
-                "records": self._records_content(claimed),
-            }
-        finally:
-            try:
-                ring.release_writers(hold)
-            except BaseException:
-                ring.debts.append((ring.release_writers, hold))
-                ring.pay_debts()
-                raise
-
-    def _records_content(self, claimed: int):
-        """Private copies of the records in the first ``claimed`` slots."""
-        raise NotImplementedError
-
-    def _take_records(self, records, claimed: int) -> None:
-        """Put what ``_records_content`` gave; the segment is new and nobody else has it."""
-        raise NotImplementedError
-
-    def _take_content(self, content: dict) -> None:
-        segment, saved = self.segment, content["words"].view(np.int64)
-        claimed = int(saved[((table.WORDS - table.OP) >> 3) + W_CLAIMED])
-        inc = self.ring.words[W_NEXT_INC]
-        segment.control[table.OP : table.UNDO] = content["words"]
-        segment.words[table.OP >> 3] = 0
-        for word in (W_CLAIMED, W_GATE, W_OPEN, W_OPEN_ODD, W_SLEEPERS):
-            self.ring.words[word] = 0
-        self.ring.words[W_NEXT_INC] = inc
-        segment.control[table.LEDGERS : table.LEDGERS + content["ledgers"].size] = content["ledgers"]
-        for ledger in self.state.used_ledgers():
-            ledger.clear()
-        self._take_records(content["records"], claimed)
-        segment.stamps[:claimed] = content["stamps"]
 
     def attach(self, buffer) -> None:
         """Register a buffer that uses this storage. Source: ``Storage.attach``."""

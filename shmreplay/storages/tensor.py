@@ -1,27 +1,22 @@
 """Storages whose records are bytes: in shared memory, or in files on a disk.
 
 ``records`` holds, one after another and aligned to pages: the packed rows (all small fields), then one column for each
-large field. The layout is fixed by the first write, in whichever process makes it. Header words: LAYOUT_STATE goes
-NONE -> CREATING (owner) -> READY (digest, written before the state). Who creates writes temporary files and renames
-them, outside the lock; if it dies, whoever comes next finds a dead owner in CREATING and starts over. Who loses the
-race reads the layout and validates its data against it before anything changes.
+large field. How the layout gets fixed is in ``fixing.py``.
 """
 
 import os
-import time
 
 import numpy as np
 import torch
 
-from ..errors import LayoutError, SpaceError
+from ..errors import SpaceError
 from ..records import RecordLayout
 from ..shm import space, table
-from ..shm.lock import section
-from ..shm.points import locked_point, point
+from ..shm.points import point
 from ..shm.segment import Segment, chosen_kinds, map_file, map_private
-from ..shm.table import H_LAYOUT_DIGEST, H_LAYOUT_INC, H_LAYOUT_ROW, H_LAYOUT_STATE, LAYOUT_CREATING, LAYOUT_NONE
-from ..shm.table import LAYOUT_READY, W_OPEN, W_SLEEPERS
+from ..shm.table import W_OPEN, W_SLEEPERS
 from .base import NEVER_STORED, Storage
+from .fixing import Fixing
 
 __all__ = ["LazyTensorStorage", "TensorStorage"]
 
@@ -33,7 +28,7 @@ def _pages(nbytes: int) -> int:
     return (nbytes + 4095) & ~4095
 
 
-class TensorStorage(Storage):
+class TensorStorage(Fixing, Storage):
     """Base of the storages that keep bytes; see the module's docstring for the protocol.
 
     Mutable: ``_layout`` and the views on the records (a cache of what the header and the files say).
@@ -72,88 +67,6 @@ class TensorStorage(Storage):
         if self._known_layout() is None and example is not None:
             self._fix_layout(RecordLayout.of(example, batched=True, ignore=NEVER_STORED))
         return self._layout is not None
-
-    def _known_layout(self) -> RecordLayout | None:
-        """The layout that some process has fixed, mapped here; None if no write was made yet."""
-        if self._layout is None and self.segment.words[H_LAYOUT_STATE] == LAYOUT_READY:
-            self._map_known()
-        return self._layout
-
-    def _map_known(self) -> None:
-        with self.segment.layout_lock:
-            if self._layout is not None:
-                return
-            with open(os.path.join(self._records_folder(), "layout.json")) as file:
-                layout = RecordLayout.from_json(file.read())
-            found = self.segment.words[H_LAYOUT_DIGEST : H_LAYOUT_DIGEST + 4].tolist()
-            if found != _digest_words(layout):
-                raise LayoutError(f"{self._records_folder()}/layout.json is not the layout that the buffer was made with")
-            self._map(layout)
-
-    def _fix_layout(self, layout: RecordLayout) -> RecordLayout:
-        """Make ``layout`` the storage's, unless another process or thread is faster; returns the one that holds."""
-        with self.segment.layout_lock:
-            return self._known_layout() or self._fix_first(layout)
-
-    def _fix_first(self, layout: RecordLayout) -> RecordLayout:
-        while not self._begin_layout():
-            known = self._known_layout()
-            if known is not None:
-                return known
-            words = self.segment.words
-            self.ring.check_limits("Replay buffer did not get its layout")
-            self.ring.probe(words[H_LAYOUT_ROW], words[H_LAYOUT_INC])
-            time.sleep(0.0005)
-        try:
-            point("shmreplay.layout.begun")
-            self._create_records(layout)
-            point("shmreplay.layout.created")
-            self._map(layout)  # first, so that no thread finds it READY and not mapped
-        except BaseException:
-            self._layout = None
-            self._end_layout(None)  # cut short, it leaves CREATING by this process, whose next write takes over
-            raise
-        self._end_layout(layout)
-        point("shmreplay.layout.ready")
-        return layout
-
-    @section
-    def _begin_layout(self) -> bool:
-        """Become the one who creates the records; False if they are there or a living process creates them."""
-        segment, words = self.segment, self.segment.words
-        at = (table.MEMBERS >> 3) + 8 * words[H_LAYOUT_ROW] + table.M_INC
-        try:
-            segment.lock.acquire()
-            creating = words[H_LAYOUT_STATE] == LAYOUT_CREATING and words[at] == words[H_LAYOUT_INC]
-            creating = creating and words[H_LAYOUT_INC] != segment.inc  # ours: an interrupted attempt
-            if words[H_LAYOUT_STATE] == LAYOUT_READY or creating:
-                return False
-            words[H_LAYOUT_STATE] = LAYOUT_NONE
-            words[H_LAYOUT_ROW], words[H_LAYOUT_INC] = segment.row, segment.inc
-            if locked_point:
-                locked_point("shmreplay.locked.layout.owner")
-            words[H_LAYOUT_STATE] = LAYOUT_CREATING
-            if locked_point:
-                locked_point("shmreplay.locked.layout.creating")
-            return True
-        finally:
-            segment.lock.here.unlock()
-
-    @section
-    def _end_layout(self, layout: RecordLayout | None) -> None:
-        segment, words = self.segment, self.segment.words
-        digest = _digest_words(layout) if layout is not None else [0] * 4
-        try:
-            segment.lock.acquire(True)
-            for i in range(4):
-                words[H_LAYOUT_DIGEST + i] = digest[i]
-            if locked_point:
-                locked_point("shmreplay.locked.layout.digest")
-            words[H_LAYOUT_STATE] = LAYOUT_READY if layout is not None else LAYOUT_NONE
-            if locked_point:
-                locked_point("shmreplay.locked.layout.ended")
-        finally:
-            segment.lock.here.unlock()
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -207,7 +120,7 @@ class TensorStorage(Storage):
         self._column_tensors = [torch.from_numpy(column) for column in columns]
         self._layout = layout  # last: whoever sees it finds the views
 
-    def _claim_rows(self, start: int, rows: int) -> None:
+    def claim_rows(self, start: int, rows: int) -> None:
         layout = self._layout or self._known_layout()
         per_row = table.STAMP_NBYTES + layout.row_nbytes + sum(column.nbytes for column in layout.columns)
         step = max(64, min(_STEP_NBYTES // per_row, self.max_size // 8))
@@ -385,7 +298,7 @@ class TensorStorage(Storage):
             return
         self._fix_layout(RecordLayout.from_json(records["layout"]))
         if claimed:
-            self._claim_rows(0, claimed)
+            self.claim_rows(0, claimed)
         if self._rows is not None:
             self._rows[:claimed] = records["rows"]
         for column, source in zip(self._columns, records["columns"]):
@@ -393,10 +306,6 @@ class TensorStorage(Storage):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, shared={self.is_shared})"
-
-
-def _digest_words(layout: RecordLayout) -> list[int]:
-    return np.frombuffer(bytes.fromhex(layout.digest), np.int64)[:4].tolist()
 
 
 class LazyTensorStorage(TensorStorage):

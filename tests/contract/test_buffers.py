@@ -194,7 +194,7 @@ class BufferContract:
         started = time.monotonic()
         with pytest.raises(RuntimeError, match="sample-to-insert ratio does not(.|\n)*budget 0 (.|\n)*wait=True"):
             buffer.sample(1)
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 5
         assert observed(buffer) == before
         with pytest.raises(TimeoutError, match="budget within 0.02 seconds"):
             buffer.sample(1, wait=True, timeout=0.02)

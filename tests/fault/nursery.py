@@ -189,7 +189,7 @@ def scratches() -> list[str]:
 
 
 if __name__ == "__main__":
-    import lives  # noqa: F401  warm before the first fork
+    import lives_leaks  # noqa: F401  warm before the first fork
 
     _end_with_parent()
     born = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -89,6 +89,7 @@ _FIRST = [
     ("locked.acquired", None, BEFORE),
     ("locked.layout.digest", None, BEFORE),
     ("locked.layout.ended", None, _LAYOUT),
+    ("locked.acquired", None, _LAYOUT),
     ("layout.ready", None, _LAYOUT),
     ("locked.acquired", None, _LAYOUT),
     ("claimed", None, _LAYOUT),
@@ -220,8 +221,7 @@ _RATIO = [
     ("locked.acquired", None, BEFORE),
     ("locked.saved", None, BEFORE),
     ("locked.begun", OP_WORDS, BEFORE),
-    ("locked.ratio.lifted", OP_WORDS, BEFORE),
-    ("locked.ratio.half", OP_WORDS, BEFORE),
+    ("locked.ratio.pair", OP_WORDS, BEFORE),
     ("locked.changed", OP_WORDS, BEFORE),
     ("locked.finishing", OP_WORDS, BEFORE),
 ]
@@ -254,12 +254,12 @@ ROWS = {
 # Points of other files of this folder: what must hold there is said in the tests named.
 ELSEWHERE = {
     "test_recoverer.py": {
-        "locked.ownerdead", "locked.recover", "locked.undone", "locked.recovery.applied", "locked.recovered",
+        "locked.ownerdead", "locked.recover", "locked.recovery.applied", "locked.recovered",
         "lock.anew", "locked.bury.gate", "locked.bury.forgotten", "locked.bury.row", "buried",
     },
     "test_life.py": {
         "sitting", "sit", "locked.register.number", "locked.register.row", "locked.register.inc", "seated", "leave",
-        "left", "freeing", "freed", "saving", "saved", "unlinking", "unlinked", "create.folder", "create.config",
+        "left", "freeing", "freed", "saved", "unlinking", "unlinked", "create.folder", "create.config",
         "create.files", "create.claimed", "create.header", "created", "scratch.made", "scratch.marking",
         "share.copied", "share.bound", "share.filled",
     },

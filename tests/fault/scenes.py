@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 import shmreplay
-from shmreplay.buffers.limited import Limited
+from shmreplay.buffers.limited import limits_of
+from shmreplay.shm.limits import NO_LIMITS
 from shmreplay.state.ring import Write, Writing
 
 CAPACITY, WRITTEN, RATIO, BATCH = 8, 15, 2, 4
@@ -72,36 +73,32 @@ def _wait(rb) -> None:
 
 
 def _blocked(rb) -> None:
-    """A write that waits in vain for slots in flight."""
-    ring, open_write = rb._ring, Write(2)
+    """A write that waits in vain for slots in flight, those of an open write of the same process."""
+    ring, open_write = rb._ring, Write(2, writing=Writing())
+    ring.guarded(open_write, lambda: _wait_for(rb, open_write))
+
+
+def _wait_for(rb, open_write: Write) -> None:
+    limits = rb._ring.limits
+    rb._ring.reserve(open_write)
     try:
-        ring.reserve(open_write, Writing())
-        with Limited(rb, 0.02, None):
-            rb.writer.write_at(torch.tensor([SLOTS[0]]), batch(100, 1))
+        limits.call = limits_of(rb, 0.02, None)
+        rb.writer.write_at(torch.tensor([SLOTS[0]]), batch(100, 1))
     except TimeoutError:
         return
     finally:
-        if open_write.entry >= 0:
-            ring.abandon(open_write)
+        limits.call = NO_LIMITS
     raise AssertionError("it should have waited in vain")
 
 
 def _pin(rb) -> None:
     write = Write(2)
-    try:
-        rb._ring.pin(write, np.arange(CAPACITY))
-    finally:
-        if write.entry >= 0:
-            rb._ring.abandon(write)
+    rb._ring.guarded(write, lambda: rb._ring.pin(write, np.arange(CAPACITY)))
 
 
 def _abandon(rb) -> None:
-    write = Write(2)
-    try:
-        rb._ring.reserve(write, Writing())
-    finally:
-        if write.entry >= 0:
-            rb._ring.abandon(write)
+    write = Write(2, writing=Writing())
+    rb._ring.guarded(write, lambda: rb._ring.reserve(write))
 
 
 def _empty(rb) -> None:

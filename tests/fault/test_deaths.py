@@ -52,9 +52,10 @@ def test_state(zygote, kinds, call, index, point, operation, left):
     assert (whole_state.revisions(rb) >= old).all()
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.parametrize("kinds", KINDS[:2], ids="-".join)
 @pytest.mark.parametrize("call, index, point, operation, left", ROWS, ids=[f"{r[0]}-{r[1]}-{r[2]}" for r in ROWS])
 def test_survivors_go_on(zygote, kinds, call, index, point, operation, left):
+    """Without burying first: what stands in the way is found by the calls themselves."""
     longest = []
     for _ in range(3):
         rb = scenes.prepared(kinds, call)

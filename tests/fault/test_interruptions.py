@@ -39,7 +39,16 @@ def test_interruption(zygote, kinds, call, index, point, operation, left):
         expected = left.expected(before, _known[kinds, call], scenes.slots_of(call))
         assert whole_state.differences(found, expected) == {}
         assert not fallen
-        assert limits == (None, None, 0)
+        assert limits == (True, 0)
         if max(durations) < _SOON:
             return
     raise AssertionError(f"the next calls took {durations} s")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_thread_that_takes_the_freed_row_keeps_it(zygote, shared):
+    rb = scenes.make(("pthread", "futex")) if shared else None
+    victim = zygote.victim(victims.interrupted_beside_a_thread, rb.path if shared else None)
+    counted = victim.recv()
+    victim.wait_end()
+    assert counted == (scenes.BATCH, 0, scenes.RATIO * scenes.WRITTEN - scenes.BATCH)

@@ -15,12 +15,12 @@ _seen = set()
 
 
 def _one_of_each_operation() -> list[tuple]:
-    """The first, a middle and the last row of each operation of each call."""
+    """A middle and the last row of each operation of each call."""
     by_operation = {}
     for row in points_table.flat():
         if row[3] is not None:
             by_operation.setdefault((row[0], row[3]), []).append(row)
-    return [row for rows in by_operation.values() for row in {rows[0], rows[len(rows) // 2], rows[-1]}]
+    return [row for rows in by_operation.values() for row in {rows[len(rows) // 2], rows[-1]}]
 
 
 ROWS = sorted(_one_of_each_operation(), key=lambda row: row[:2])
@@ -76,12 +76,11 @@ def test_burier_dies(zygote, kinds, gate):
             scenes.go_on(rb)
         if names[-1:] == ["through"]:
             break
-    print(names)
     assert {"locked.bury.gate", "locked.bury.forgotten", "locked.bury.row", "buried"} <= set(names)
 
 
 def test_every_point_of_recovery_was_met(zygote):
-    wanted = {"locked.recover", "locked.undone", "locked.recovery.applied", "locked.recovered", "locked.ownerdead"}
+    wanted = {"locked.recover", "locked.recovery.applied", "locked.recovered", "locked.ownerdead"}
     if len(_seen) > 5:  # with the tests above in the same run
         assert wanted <= _seen
 
@@ -102,4 +101,6 @@ def test_mutex_that_is_not_recoverable_is_made_anew(zygote, dies_at):
         second.wait_end()
     else:
         second.kill()
-    assert max(scenes.go_on(rb)) < 1.0
+    survivor = zygote.victim(victims.go_on, rb.path)  # a process of its own: a broken mutex may crash it
+    assert max(survivor.recv()) < 1.0
+    survivor.wait_end()

@@ -84,3 +84,8 @@ def raising(exception: type):
         raise exception(name)
 
     return act
+
+
+def watch(trap) -> None:
+    """Run ``trap(name)`` at every point, in every thread, until disarmed."""
+    _set(trap)

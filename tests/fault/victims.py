@@ -1,15 +1,20 @@
 """What victims run; the parent's half is in the tests."""
 
+import gc
+import os
 import random
 import signal
+import threading
 import time
 
 import numpy as np
+import life_steps
 import scenes
 import traps
 import whole_state
 
 from shmreplay.shm import table
+from shmreplay.shm.limits import NO_LIMITS
 from shmreplay.shm.table import R_SAMPLE
 from shmreplay.state.ledger import Claim
 from shmreplay.state.ring import Write, Writing
@@ -74,7 +79,7 @@ def interrupted_at(connection, path, kinds, call: str, index: int, exception: ty
     scenes.next_call(rb)
     fallen = bool((whole_state.revisions(rb) < old).any())
     limits = rb._ring.limits
-    left = (limits.deadline, rb._segment.lock.here.deadline, limits.depth)
+    left = (limits.call is NO_LIMITS, limits.depth)
     connection.send((said, before, whole_state.take(rb), fallen, left))
     if index >= 0:
         rb._storage.state.check_valid()
@@ -102,10 +107,10 @@ def die_laden(connection, path: str, gate: int) -> None:
     """Die as the owner of an open write, a pin, budget, a ticket in each queue, and a gate (0: none)."""
     rb = scenes.enter(path)
     ring, ledger = rb._ring, rb._ledger
-    held = [Write(2), Write(1), Write(1, np.array([scenes.SLOTS[0]]))]
-    ring.reserve(held[0], Writing())
+    held = [Write(2, writing=Writing()), Write(1), Write(1, np.array([scenes.SLOTS[0]]), writing=Writing())]
+    ring.reserve(held[0])
     ring.pin(held[1], np.array([3]))
-    ring._reserve(held[2], Writing(), True)
+    ring._reserve(held[2], True)
     ledger.admit(Claim(R_SAMPLE, 3), False)
     ledger._try(Claim(R_SAMPLE, scenes.MORE_THAN_BUDGET), True)
     if gate:
@@ -237,8 +242,8 @@ def _check_nothing_left(rb, number: int) -> None:
     left = {name: state[name] for name in names}
     assert left == {name: left_empty for name, left_empty in zip(names, ([], [], (0, ()), (0, ()), 0))}, (number, left)
     limits = rb._ring.limits
-    found = (limits.deadline, rb._segment.lock.here.deadline, limits.depth)
-    assert found == (None, None, 0), (number, found)
+    found = (limits.call is NO_LIMITS, limits.depth)
+    assert found == (True, 0), (number, found)
 
 
 def die_committing(connection, path: str, name: str) -> None:
@@ -252,3 +257,126 @@ def die_committing(connection, path: str, name: str) -> None:
     traps.at_name("copied", lambda _: traps.at_name(name, act))
     scenes.CALLS["extend"](rb)
     connection.send("not met")
+
+
+def go_on(connection, path: str) -> None:
+    """Go on as a survivor; say how long each call took."""
+    connection.send(scenes.go_on(scenes.enter(path)))
+
+
+def trace_life(connection, step: str, argument) -> None:
+    """Say which points a step of a buffer's life passes; see ``life_steps``."""
+    connection.send("here")
+    connection.recv()
+    names = traps.record()
+    life_steps.STEPS[step](argument)
+    traps.disarm()
+    connection.send(names)
+
+
+def die_in_life(connection, step: str, argument, index: int) -> None:
+    """Die at a point of a step of a buffer's life; say where."""
+
+    def act(name: str) -> None:
+        connection.send(name)
+        traps.die()
+
+    traps.at(index, act)
+    life_steps.STEPS[step](argument)
+    act("through")
+
+
+def interrupted_in_life(connection, step: str, argument, index: int) -> None:
+    """Leave a step of a buffer's life by an exception; say where, how many descriptors it left, and try again."""
+    life_steps.STEPS[step](argument)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    where = []
+
+    def act(name: str) -> None:
+        where.append(name)
+        raise KeyboardInterrupt(name)
+
+    traps.at(index, act)
+    try:
+        life_steps.STEPS[step](argument)
+    except KeyboardInterrupt:
+        pass
+    traps.disarm()
+    gc.collect()
+    connection.send((where[0] if where else "through", len(os.listdir("/proc/self/fd")) - before))
+    life_steps.STEPS[step](argument)
+    connection.send("again")
+
+
+def interrupted_share(connection, index: int) -> None:
+    """Leave share() by an exception; say where, the records before and after, and whether the buffer goes on."""
+    rb = scenes.make((None, None), shared=False)
+    before = sorted(rb[:]["number"].tolist())
+    where = []
+
+    def act(name: str) -> None:
+        where.append(name)
+        raise KeyboardInterrupt(name)
+
+    traps.at(index, act)
+    try:
+        rb.share()
+    except KeyboardInterrupt:
+        pass
+    traps.disarm()
+    connection.send((where[0] if where else "through", before, sorted(rb[:]["number"].tolist())))
+    rb.share()
+    connection.send((rb.shared, scenes.go_on(rb)))
+
+
+def die_loading(connection, path: str, name: str) -> None:
+    """Die in ``load_state_dict``, at a named point."""
+    rb = scenes.enter(path)
+    saved = rb.state_dict()
+
+    def act(_name: str) -> None:
+        connection.send(name)
+        traps.die()
+
+    traps.at_name(name, act)
+    rb.load_state_dict(saved)
+    connection.send("not met")
+
+
+def interrupted_beside_a_thread(connection, path) -> None:
+    """One thread is interrupted as it reserves budget; another takes the row that is free again, before the first one
+    settles. Say what was counted."""
+    rb = scenes.enter(path) if path is not None else scenes.make((None, None), shared=False)
+    me, freed, taken, settled = threading.get_ident(), threading.Event(), threading.Event(), threading.Event()
+    raised = []
+
+    def trap(name: str) -> None:
+        mine = threading.get_ident() == me
+        if mine and name == "locked.finishing" and not raised:
+            raised.append(name)
+            raise traps.Raised
+        if mine and name == "settle":
+            freed.set()
+            taken.wait(10)
+        if not mine and name == "admitted":
+            taken.set()
+            settled.wait(10)
+
+    def other() -> None:
+        freed.wait(10)
+        rb.sample()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    traps.watch(trap)
+    try:
+        rb.sample()
+    except traps.Raised:
+        pass
+    freed.set()
+    settled.set()
+    thread.join()
+    traps.disarm()
+    stats = rb.stats()
+    connection.send((stats["samples_returned"], stats["reserved_samples"], stats["sample_budget"]))

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import shmreplay
 
-_GUARD = 30.0  # seconds; only guards hangs
+_GUARD = 20.0  # seconds; only guards hangs
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(shmreplay.__file__))
 
@@ -75,12 +75,15 @@ class Victim:
         its.close()
         self._connection = Connection(mine.detach())
 
-    def recv(self):
+    def recv(self, where: str = ""):
         """The next thing that it says; fails the test with its traceback if it failed."""
-        assert self._connection.poll(_GUARD), "the victim hangs"
-        said = self._connection.recv()
+        assert self._connection.poll(_GUARD), f"the victim hangs {where}"
+        try:
+            said = self._connection.recv()
+        except EOFError:
+            raise AssertionError(f"the victim ended without a word {where}") from None
         if isinstance(said, tuple) and said[0] == "failed":
-            raise AssertionError(said[1])
+            raise AssertionError(f"{said[1]}{where}")
         return said
 
     def send(self, thing) -> None:

@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 @pytest.mark.parametrize("options", [(), ("--spin",)], ids=["", "spin"])
 def test_deaths_breach_nothing(options, full):
     path = os.pathsep.join([str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    seconds = "60" if full else "8"
+    seconds = "60" if full else "6"
     run = subprocess.run(
         [sys.executable, "-m", "stress_campaign.main", "--seconds", seconds, "--kill", "--seed", "1", *options],
         env={**os.environ, "PYTHONPATH": path},

@@ -65,7 +65,7 @@ class TestNStep:
         for k in range(n_steps):
             ended = {"terminated": False, "truncated": False} | (end if k == n_steps - 1 else {})
             found += folding.push(self.STATES[k], k, 1.0, self.STATES[k + 1], **ended)
-        return [(int(first[0]), action, reward, int(last[0]), discount) for first, action, reward, last, discount in found]
+        return [(int(first[0]), action, folded, int(last[0]), rest) for first, action, folded, last, rest in found]
 
     def test_a_record_is_complete_after_n_steps(self):
         assert self.fold(2) == []
@@ -253,7 +253,9 @@ def test_over_issued_is_what_exceeds_the_whole_part_of_ratio_times_inserts(ratio
 
 
 class TestOptions:
-    @pytest.mark.parametrize("text", ["--collectors 0", "--kill-every 0.5", "--samples-per-insert nan", "--start thread"])
+    @pytest.mark.parametrize(
+        "text", ["--collectors 0", "--kill-every 0.5", "--samples-per-insert nan", "--start thread"]
+    )
     def test_what_makes_no_sense_is_refused(self, text, capsys):
         with pytest.raises(SystemExit) as left:
             options.parse(text.split())

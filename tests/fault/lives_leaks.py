@@ -1,14 +1,17 @@
 """What children of the nursery do, and records whose fields agree, so that a torn one shows."""
 
+import ctypes
 import os
 import resource
+import select
 import signal
 import sys
 
 import torch
 from tensordict import TensorDict
 
-import lives_memmap  # noqa: F401  warm, as all that children run
+import lives_fork  # noqa: F401  warm, as all that children run
+import lives_memmap  # noqa: F401
 import lives_space  # noqa: F401
 from lives_common import pairs, rss_private, torn
 from shmreplay import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, attach
@@ -128,19 +131,24 @@ def die_at(pipe, point: str, function, *args) -> None:
     function(pipe, *args)
 
 
-def fork_and_end(pipe, used: bool) -> None:
-    """The parent dies while its forked child goes on with the buffer."""
+def kill_parent() -> None:
+    """Kill this process's parent and wait until it is gone."""
+    parent = os.getppid()
+    handle = os.pidfd_open(parent)
+    os.kill(parent, signal.SIGKILL)
+    select.select([handle], [], [], 60)
+
+
+def orphan(pipe) -> None:
+    """A forked child that used the buffer goes on with it after its parent, the creator, was killed."""
     buffer = make(64)
     buffer.extend(pairs(0, 32))
-    pid = os.fork()
-    if pid:
-        pipe.recv()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if used:
-        buffer.sample(4)
-    pipe.send((buffer.path, os.getpid()))
-    pipe.recv()
-    pipe.send("go")
+    if os.fork():
+        signal.pause()
+    ctypes.CDLL(None).prctl(1, 0)
+    buffer.sample(4)
+    kill_parent()
+    pipe.send(buffer.path)
     pipe.recv()
     buffer.extend(pairs(32, 40))
     pipe.send(buffer[:]["x"].tolist())
@@ -165,12 +173,12 @@ def costs(pipe, n: int) -> dict:
     """Descriptors and private memory that attaching ``n`` buffers and using them takes, each."""
     paths = pipe.recv()
     first = attach(paths[0])
-    first.extend(pairs(0, 64))
+    first.extend(pairs(0, 64, 64))
     first.sample(32)
     before, memory = descriptors(), rss_private()
     buffers = [attach(path) for path in paths[1:]]
     for buffer in buffers:
-        buffer.extend(pairs(0, 64))
+        buffer.extend(pairs(0, 64, 64))
         for _ in range(20):
             assert not torn(buffer.sample(32))
     return {"fds": (descriptors() - before) / n, "nbytes": (rss_private() - memory) / n}
