@@ -6,7 +6,7 @@ from ..checks import as_count, as_deadline, as_ratio
 from ..errors import ClosedError
 from ..samplers import RandomSampler, Sampler
 from ..shm.table import (
-    B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, R_WRITE, W_CLOSED, W_DEAD, W_EXTENT, W_LEN, W_RECOVERIES, W_WRITES,
+    B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, R_WRITE, W_CLOSED, W_DEAD, W_LEN, W_RECOVERIES, W_WRITES,
 )  # fmt: skip
 from ..state.ledger import Claim
 from ..storages import ListStorage, Storage
@@ -257,27 +257,33 @@ class ReplayBuffer(Sampling, Handle, Snapshot):
         """
         if self._segment.row < 0:
             self._segment.seat()
-        words, ledger = self._ring.words, self._ledger
-        calls, returned, waits = ledger.totals()
-        size, capacity, written = words[W_LEN], self._storage.max_size, words[W_WRITES]
+        words, ledger, capacity = self._ring.words, self._ledger, self._storage.max_size
+        moment = ledger.moment()
+        size, written, returned = moment["size"], moment["written"], moment["returned"]
         stats = {
             "size": size,
-            "storage_size": words[W_EXTENT],
+            "storage_size": moment["extent"],
             "sampleable_size": size,
             "write_count": written,
-            "sample_calls": calls,
+            "sample_calls": moment["calls"],
             "samples_returned": returned,
             "prefetch_queue_size": 0,
             "initialized": True,
             "capacity": capacity,
             "utilization": size / capacity,
-            "waiting": ledger.samplers.waiting,
+            "waiting": moment["waiting"],
             "live_members": self._segment.members.live_count() if self._segment.members is not None else 1,
             "recovered": words[W_RECOVERIES],
             "dead_members": words[W_DEAD],
         }
         if ledger.words[B_LIMITED] == 1:
-            stats |= ledger.limits(written, returned, waits)
+            stats |= {
+                "target_samples_per_insert": moment["ratio"],
+                "samples_per_insert": returned / written if written else 0.0,
+                "sample_budget": moment["budget"],
+                "reserved_samples": moment["reserved"],
+                "sample_wait_count": moment["waits"],
+            }
         return stats
 
     # -- ratio -------------------------------------------------------------------------------------------------

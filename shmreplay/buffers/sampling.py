@@ -182,9 +182,13 @@ class Sampling:
             raise RuntimeError(
                 "batch_size not specified. Configure it on the replay buffer or pass it to can_sample()."
             )
-        if self._closed or self._ring.words[W_CLOSED] or self._ledger.samplers.waiting:
+        if self._closed or self._ring.words[W_CLOSED]:
             return False
-        return self._ready(n)
+        if self._ledger.samplers.waiting:
+            self._segment.seat()
+            while self._ledger.bury_holders():  # the dead do not wait
+                pass
+        return not self._ledger.samplers.waiting and self._ready(n)
 
     def _ready(self, n: int) -> bool:
         return self._sampler.can_sample(self._storage, n) and self._ledger.is_ready(n, self._sampler.needed_size(n))

@@ -212,6 +212,8 @@ class PthreadLock(Lock):
 class _Descriptor:
     """An open description of the lock file, closed with its thread."""
 
+    fd = -1  # until it is open
+
     def __init__(self, path: str):
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

@@ -14,10 +14,11 @@ from fractions import Fraction
 import numpy as np
 
 from ..shm import table
+from ..shm.lock import section
 from ..shm.points import locked_point
 from ..shm.table import (
     B_ADMITTED, B_BASE_CALLS, B_BASE_RETURNED, B_LIMITED, B_MAX_AHEAD, B_MIN_SIZE, B_PAIR, B_RATIOS, B_RESERVED,
-    B_RETURNED, B_WAIT_COUNT, C_CALLS, C_RETURNED, C_WAITS, N_RESERVATIONS, W_LEN, W_WRITES,
+    B_RETURNED, B_WAIT_COUNT, C_CALLS, C_RETURNED, C_WAITS, N_RESERVATIONS, W_EXTENT, W_LEN, W_WRITES,
 )  # fmt: skip
 from .queue import WaitQueue
 
@@ -88,17 +89,6 @@ class Account:
             return f"its turn: {self.samplers.waiting} calls of sample(wait=True) wait"
         return "nothing any more"
 
-    def limits(self, written: int, returned: int, waits: int) -> dict:
-        """The entries of ``stats`` that a limited buffer has."""
-        budget = self.budget()
-        return {
-            "target_samples_per_insert": self.ratio(),
-            "samples_per_insert": returned / written if written else 0.0,
-            "sample_budget": float("inf") if budget is None else budget,
-            "reserved_samples": self.words[B_RESERVED],
-            "sample_wait_count": waits,
-        }
-
     # -- ratio -------------------------------------------------------------------------------------------------
 
     def ratio(self) -> float:
@@ -124,6 +114,30 @@ class Account:
         """Change the ratio in every process; None lifts it. Wakes who waits."""
         numerator, denominator = (ratio.numerator, ratio.denominator) if ratio is not None else (0, 0)
         self.ring.set_words(lambda held, _: self.store_pair(held, numerator, denominator), self.offset)
+
+    @section
+    def moment(self) -> dict:
+        """Counters and gauges of one moment."""
+        lock, words = self.segment.lock, self.ring.words
+        totals = None if self.words[B_LIMITED] else self.totals()  # these change without the lock
+        try:
+            lock.acquire()
+            calls, returned, waits = totals or self.totals()
+            budget = self.budget()
+            return {
+                "calls": calls,
+                "returned": returned,
+                "waits": waits,
+                "size": words[W_LEN],
+                "written": words[W_WRITES],
+                "extent": words[W_EXTENT],
+                "waiting": self.samplers.waiting,
+                "reserved": self.words[B_RESERVED],
+                "budget": float("inf") if budget is None else budget,
+                "ratio": self.ratio(),
+            }
+        finally:
+            lock.here.unlock()
 
     # -- counting ----------------------------------------------------------------------------------------------
 

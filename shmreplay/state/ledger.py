@@ -58,7 +58,7 @@ class Ledger(Account):
         self._try(claim, False)
         if claim.row >= 0:
             return
-        if self._bury_holders(claim):
+        while self.bury_holders():
             self._try(claim, False)
             if claim.row >= 0:
                 return
@@ -81,7 +81,7 @@ class Ledger(Account):
                 self._try(claim, True)
                 if claim.row < 0 and not woken:
                     self._bury_ahead(queue, claim)
-                    self._bury_holders(claim)
+                    self.bury_holders()
         finally:
             try:
                 if claim.place >= 0:
@@ -265,7 +265,7 @@ class Ledger(Account):
         if ahead is not None:
             self.ring.probe(*ahead[1:])
 
-    def _bury_holders(self, claim: Claim) -> bool:
+    def bury_holders(self) -> bool:
         """Bury dead owners of reservations and queue heads; True if there was one."""
         members = self.segment.members
         if members is None:

@@ -1,6 +1,7 @@
 """Forks in odd places, each in a child of the nursery that may hang or die without harm."""
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import select
@@ -26,6 +27,7 @@ def in_fork(function, *args, expect: int = 0, patience: float = PATIENCE) -> Non
     pid = os.fork()
     if not pid:
         code = 99
+        faulthandler.dump_traceback_later(patience / 2, exit=False)
         try:
             function(*args)
             code = 0
@@ -46,8 +48,8 @@ def exercise(buffer, low: int, width: int = 4) -> None:
     buffer.extend(pairs(low, low + 16, width), timeout=PATIENCE)
     sample = buffer.sample(wait=True, timeout=PATIENCE)
     assert not torn(sample) and sample["x"].max() < 10**6
-    members = buffer.segment_members() if hasattr(buffer, "segment_members") else buffer.storage.segment.members
-    assert members.row == buffer.storage.segment.row >= 0
+    segment = buffer.storage.segment
+    assert segment.members.row == segment.row >= 0
 
 
 def while_threads_run(pipe, rounds: int, width: int) -> int:
@@ -92,30 +94,26 @@ def after_openmp(pipe, method: str) -> None:
     buffer = make(2048)
     buffer.extend(pairs(0, 1024, LARGE))
     buffer.sample(512)
-    shift = {"rows": 0, "read": 1, "list": 2, "noncontiguous": 3, "pytree": 4, "empty": 5}[method]
-    in_fork(_large, buffer, shift)
+    data = pairs(0, 1024, LARGE)
+    if method == "noncontiguous":
+        data["obs"] = data["obs"].t().contiguous().t()
+    in_fork(_large, buffer, method, data)
     assert not torn(buffer.sample(512))
 
 
-def _large(buffer, shift: int) -> None:
-    if shift == 1:
-        assert not torn(buffer[:]) and not torn(buffer[torch.arange(600)])
+def _large(buffer, method: str, data) -> None:
+    """Large reads and writes; nothing here but the library may use torch on large data."""
+    if method == "read":
+        records = buffer[:]
+        assert buffer[torch.arange(600)]["obs"].shape == (600, LARGE)
         assert buffer.state_dict()["_storage"]["_len"] == 1024
+        assert (records["obs"].numpy() == records["x"].numpy()[:, None]).all()
         return
-    if shift == 2:
-        buffer.extend([pairs(i, i + 1, LARGE)[0] for i in range(300)])
-    elif shift == 3:
-        data = pairs(0, 1024, LARGE)
-        data["obs"] = data["obs"].t().contiguous().t()
-        buffer.extend(data)
-    elif shift == 5:
+    if method == "empty":
         buffer.empty()
-        buffer.extend(pairs(0, 1024, LARGE))
-    else:
-        buffer.extend(pairs(0, 1024, LARGE))
+    buffer.extend(data)
     for _ in range(3):
         sample = buffer.sample(512, wait=True, timeout=PATIENCE)
-        assert (sample["x"] == sample["y"]).all()
         assert (sample["obs"].numpy() == sample["x"].numpy()[:, None]).all()
 
 

@@ -234,7 +234,7 @@ _SET_WORDS = [
     ("locked.finishing", OP_WORDS, BEFORE),
 ]
 
-_SNAPSHOT = _SET_WORDS + [("gate.taken", None, BEFORE)] + _SET_WORDS
+_SNAPSHOT = _SET_WORDS + [("gate.taken", None, BEFORE)] + _SET_WORDS + _SET_WORDS
 
 ROWS = {
     "extend": _EXTEND,

@@ -142,7 +142,8 @@ def enter(path: str):
 
 
 def next_call(rb) -> None:
-    """The least that takes the lock: what a dead or interrupted holder left is resolved by it."""
+    """The least that a call does: pay what this process owes, take the lock - which resolves what a holder left."""
+    rb._ring.pay_debts()
     rb._ring.set_words(lambda held, words: None)
 
 

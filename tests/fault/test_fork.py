@@ -21,7 +21,7 @@ def test_while_other_threads_hold_the_lock_or_copy(home, lock, width):  # noqa: 
     NURSERY.run(lives_fork.while_threads_run, 25, width)
 
 
-@pytest.mark.parametrize("method", ["rows", "read", "list", "noncontiguous", "empty"])
+@pytest.mark.parametrize("method", ["write", "read", "noncontiguous", "empty"])
 def test_after_the_parent_used_torch_with_two_threads(home, method):  # noqa: F811
     NURSERY.run(lives_fork.after_openmp, method)
 

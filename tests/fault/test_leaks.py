@@ -162,7 +162,7 @@ def test_a_folder_half_removed_is_removed(home, missing):  # noqa: F811
     assert nothing_is_left()
 
 
-def test_records_of_an_earlier_boot_are_removed(home, tmp_path):  # noqa: F811
+def test_records_of_an_earlier_boot_are_removed(home):  # noqa: F811
     import json
 
     from shmreplay.shm.folders import own_scratch

@@ -22,8 +22,8 @@ def same(seen: dict, before: dict) -> bool:
 
 
 @pytest.fixture
-def folder(home, tmp_path):  # noqa: F811
-    return str(tmp_path / "records")
+def folder(home):  # noqa: F811
+    return os.path.join(os.environ["TMPDIR"], "records")
 
 
 @pytest.mark.parametrize("end", ["return", "SIGKILL"])

@@ -11,7 +11,7 @@ import numpy as np
 
 from shmreplay.shm import table
 
-_APART = {"W_RECOVERIES", "W_DEAD", "W_NEXT_INC", "W_FLOOR", "W_GATE_ROW", "W_GATE_INC", "W_N_LEDGERS"}
+_APART = {"W_RECOVERIES", "W_DEAD", "W_NEXT_INC", "W_FLOOR", "W_GATE_ROW", "W_GATE_INC", "W_GATE_SEQ", "W_N_LEDGERS"}
 _WORDS = {name: getattr(table, name) for name in dir(table) if name.startswith("W_") and name not in _APART}
 
 
@@ -32,7 +32,7 @@ def _queue(segment, offset: int) -> tuple:
     at = offset >> 3
     rows = np.array(segment.words[at + 8 : at + 8 + 8 * table.N_TICKETS]).reshape(-1, 8)
     waiting = rows[rows[:, table.Q_TICKET] != 0]
-    tickets = tuple((int(row[table.Q_N]), int(row[table.Q_EPOCH])) for row in waiting)
+    tickets = tuple((int(row[table.Q_N]), int(row[table.Q_NEED])) for row in waiting)
     return segment.words[at + table.Q_HEADER_WAITING], tickets
 
 
