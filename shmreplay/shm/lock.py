@@ -14,8 +14,7 @@ beside it says *in what*. The protocol:
   owning it. What runs inside keeps the GIL too (slices, scalars, small one-dimensional fancy indexing).
 
 ``PthreadLock``. Dies after trylock, before ``begin``: EOWNERDEAD with a clear word, nothing to do. Dies between
-EOWNERDEAD and ``consistent``: EOWNERDEAD again. Interrupted there: the unlock makes the mutex unrecoverable, and the
-next caller lifts that verdict (nobody can own it in that state, and the operation word still says what is half done).
+EOWNERDEAD and ``consistent``: EOWNERDEAD again. Interrupted there: the unlock calls ``consistent`` first.
 
 ``FlockLock``. A description for each thread, so that threads exclude each other as processes do. The kernel releases it
 when the last descriptor closes: a forked child closes what it inherited at once, but a child forked behind Python's
@@ -24,29 +23,25 @@ back keeps a dead parent's lock until it executes something else.
 
 import ctypes
 import errno
+import operator
 import os
 import random
 import sys
 import threading
 import time
 import weakref
-from contextlib import nullcontext
 from functools import partial
-
-from filelock import FileLock
 
 from ..errors import CorruptError, SampleTimeoutError, ShmReplayError
 from . import libc, table
 from .limits import Limits
-from .points import locked_point, point
+from .points import locked_point
 
 _SECTIONS = set()  # code objects that hold a lock while they run
 _OP = table.OP >> 3
 _WORDS = table.WORDS >> 3
 _UNDO = table.UNDO >> 3
 _GRACE = 1.0  # seconds beyond its deadline that a call waits to clean up after itself
-_NOT_RECOVERABLE = 0x7FFFFFFE
-_LAST_OWNER = (table.LOCK + 48) >> 3
 
 
 def section(function):
@@ -134,12 +129,16 @@ class Lock:
         time.sleep(pause * (0.5 + random.random()))
         return min(0.001, pause * 2 or 0.00001)
 
+    def _is_free(self) -> bool:
+        """Whether nobody owns the lock; asked when the frame of a section may have unlocked already."""
+        raise NotImplementedError
+
     def _check_not_inside(self, depth: int) -> None:
         """Raise if the section that asks, ``depth`` frames up, was called from inside another one of this thread."""
         frame = sys._getframe(depth)
         while frame is not None:
             frame = frame.f_back
-            if frame is not None and frame.f_code in _SECTIONS:
+            if frame is not None and frame.f_code in _SECTIONS and not self._is_free():
                 here = self.here  # the refused section's unlock must not unlock for the outer one
                 here.unlock = partial(setattr, here, "unlock", here.unlock)
                 raise ShmReplayError(
@@ -154,12 +153,16 @@ class PthreadLock(Lock):
     def __init__(self, words: memoryview, address: int, folder: str | None, limits: Limits):
         self._mutex = ctypes.c_void_p(address + table.LOCK)
         self._owner = ctypes.c_int.from_address(address + table.LOCK)
-        self._verdict = ctypes.c_int.from_address(address + table.LOCK + 8)  # glibc's word for "not recoverable"
-        self._repair_path = folder and os.path.join(folder, "repair")
         super().__init__(words, limits)
 
     def _make_unlock(self, here: Here):
-        return partial(libc.mutex_unlock, self._mutex)
+        # Two C calls in one: Python does not look for signals inside ``max``. The first does nothing unless this thread
+        # was cut short between EOWNERDEAD and ``consistent``; an unlock in that state would spoil the mutex for good.
+        calls = partial(libc.mutex_consistent, self._mutex), partial(libc.mutex_unlock, self._mutex)
+        return partial(max, calls, key=operator.call)
+
+    def _is_free(self) -> bool:
+        return self._owner.value & 0x3FFFFFFF != threading.get_native_id()
 
     def create(self) -> None:
         libc.mutex_init(self._mutex.value)
@@ -190,9 +193,7 @@ class PthreadLock(Lock):
                     locked_point("shmreplay.locked.ownerdead")
                 libc.mutex_consistent(self._mutex)
                 return
-            if code == errno.ENOTRECOVERABLE:
-                self._make_anew()
-            elif code != errno.EBUSY:
+            if code != errno.EBUSY:
                 raise CorruptError(f"the lock answered {code} ({os.strerror(code)}): the segment is damaged")
             elif self._owner.value & 0x3FFFFFFF == threading.get_native_id():
                 self._check_not_inside(3)
@@ -200,13 +201,6 @@ class PthreadLock(Lock):
             else:
                 pause = self._pause(pause, must)
             code = libc.mutex_trylock(self._mutex)
-
-    def _make_anew(self) -> None:
-        """Lift the verdict; nobody can own the mutex in that state, and its lock word is free."""
-        with FileLock(self._repair_path) if self._repair_path else nullcontext():
-            point("shmreplay.lock.anew")
-            if self._verdict.value == _NOT_RECOVERABLE:
-                self._verdict.value = 0
 
 
 class _Descriptor:
@@ -235,7 +229,6 @@ class FlockLock(Lock):
 
     def _make_unlock(self, here: Here):
         here.descriptor = _Descriptor(self._path)
-        here.token = random.getrandbits(62)
         self._descriptors.add(here.descriptor)
         return partial(libc.flock, here.descriptor.fd, libc.LOCK_UN)
 
@@ -249,15 +242,13 @@ class FlockLock(Lock):
         """Own the lock; see ``PthreadLock.acquire``."""
         here, words = self.here, self._words
         fd = here.descriptor.fd
-        if words[_LAST_OWNER] == here.token and not self._is_free():  # flock lets a thread in twice
-            self._check_not_inside(2)
+        self._check_not_inside(2)  # flock lets a thread in twice
         pause = 0.0
         while libc.flock(fd, libc.LOCK_EX | libc.LOCK_NB):
             code = ctypes.get_errno()
             if code not in (errno.EWOULDBLOCK, errno.EINTR):
                 raise OSError(code, f"flock({self._path}): {os.strerror(code)}")
             pause = self._pause(pause, must)
-        words[_LAST_OWNER] = here.token
         if locked_point:
             locked_point("shmreplay.locked.acquired")
         if words[_OP]:

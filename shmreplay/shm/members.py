@@ -103,7 +103,7 @@ class Members:
         words[at + table.M_INC] = 0
         words[at + table.M_PID] = os.getpid()
         words[at + table.M_START] = start_time(os.getpid()) or 0
-        words[at + table.M_NAMESPACE] = self._namespace
+        self._namespace = words[at + table.M_NAMESPACE] = _namespace()
         words[at + table.M_LEFT] = 0
         if locked_point:
             locked_point("shmreplay.locked.register.row")

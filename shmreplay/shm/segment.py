@@ -11,6 +11,8 @@ Mutable: ``row`` and ``inc`` (local; this process's seat, taken at first use, dr
 import atexit
 import json
 import mmap
+import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import threading
@@ -219,18 +221,19 @@ class Segment:
         return self.row
 
     def _make_local_locks(self) -> None:
-        self.counter_lock, self.layout_lock, self._seat_lock = threading.Lock(), threading.RLock(), threading.RLock()
+        self.counter_lock, self.layout_lock, self._seat_lock = (threading.RLock() for _ in range(3))
 
     def _take_seat(self) -> None:
         _check_namespace(self.words[table.H_PIDNS], self.path, self.kinds)  # a fork may lead into another one
-        row = self.members.sit()
-        point("shmreplay.sit")
         try:
+            row = self.members.sit()
+            point("shmreplay.sit")
             self._register(row)
         except BaseException:
             self.members.leave()
             raise
         self.inc, self.row = self.members.inc, row
+        _leave_at_end_of_child()
         point("shmreplay.seated")
 
     @section
@@ -393,5 +396,20 @@ def _after_fork_in_child() -> None:
         segment.forked()
 
 
+def _leave_all() -> None:
+    for segment in list(_live):
+        if segment.path is not None:
+            segment.leave()
+
+
+def _leave_at_end_of_child() -> None:
+    """Children that multiprocessing forks end without ``atexit``, but with its own finalizers; once a process."""
+    global _registered_by
+    if _registered_by != os.getpid() and multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)
+        _registered_by = os.getpid()
+
+
+_registered_by = 0
 os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(lambda: [_leave(s.members, s.path) for s in list(_live) if s.path])
+atexit.register(_leave_all)

@@ -133,7 +133,8 @@ class Ledger(Account):
         if claim.place < 0:
             segment.lock.begin(held, OP_LEDGER, self._operand(NO_ROW), self.offset)
             owner = (segment.row, segment.inc)
-            claim.place, claim.ticket = queue.enter(held, owner, claim.n, claim.need, claim.ticket)
+            claim.place, claim.ticket = queue.next_place(held, claim.ticket)
+            queue.enter(held, claim.place, claim.ticket, owner, claim.n, claim.need)
             self.ring.words[W_SLEEPERS] += 1
             if claim.kind == R_SAMPLE:
                 sleepers = self._ring_writers(held)

@@ -33,8 +33,8 @@ class WaitQueue:
         """How many tickets wait."""
         return self._words[self._head + Q_HEADER_WAITING]
 
-    def enter(self, held, owner: tuple[int, int], n: int, need: int = 1, ticket: int = 0) -> tuple[int, int]:
-        """Queue up, with an old ticket if there is one; returns the place (a row index) to ask with, and the ticket."""
+    def next_place(self, held, ticket: int = 0) -> tuple[int, int]:
+        """A free place (a row index) and its ticket, the old one if there is one; to be noted before ``enter``."""
         words = self._words
         for place in range(table.N_TICKETS):
             at = self._rows + 8 * place
@@ -45,6 +45,11 @@ class WaitQueue:
         if not ticket:
             ticket = words[self._head + Q_HEADER_NEXT] - _BASE
             words[self._head + Q_HEADER_NEXT] += 1
+        return place, ticket
+
+    def enter(self, held, place: int, ticket: int, owner: tuple[int, int], n: int, need: int = 1) -> None:
+        """Queue up at ``place``."""
+        words, at = self._words, self._rows + 8 * place
         words[at + Q_ROW], words[at + Q_INC] = owner
         words[at + Q_N], words[at + Q_NEED] = n, need
         if locked_point:
@@ -53,7 +58,6 @@ class WaitQueue:
         if locked_point:
             locked_point("shmreplay.locked.queue.entered")
         words[self._head + Q_HEADER_WAITING] += 1
-        return place, ticket
 
     def leave(self, held, place: int, ticket: int) -> bool:
         """Give the place up; False if it is no longer that ticket's (then nothing changes)."""

@@ -336,7 +336,8 @@ class Ring(Control):
         lock, segment = self.segment.lock, self.segment
         if write.place < 0:
             lock.begin(held, OP_WORDS, 0)
-            write.place, write.ticket = self.queue.enter(held, (segment.row, segment.inc), write.n)
+            write.place, write.ticket = self.queue.next_place(held)
+            self.queue.enter(held, write.place, write.ticket, (segment.row, segment.inc), write.n)
             self.words[W_SLEEPERS] += 1
             lock.finish(held)
         write.seen = self.queue.word(write.place)[1]

@@ -83,7 +83,7 @@ class Nursery:
 
     def _start(self) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, HERE, os.path.dirname(HERE)])}
+        env = os.environ | {"SHMREPLAY_TEST_POINTS": "1", "PYTHONPATH": os.pathsep.join([ROOT, HERE, os.path.dirname(HERE)])}
         arguments = [sys.executable, os.path.join(HERE, "nursery.py"), str(other.fileno())]
         self._process = subprocess.Popen(arguments, pass_fds=[other.fileno()], env=env)
         other.close()

@@ -156,13 +156,10 @@ def test_more_buffers_on_one_storage_than_there_are_ledgers(home):  # noqa: F811
 
 def test_more_writes_in_flight_than_the_journal_holds(home):  # noqa: F811
     buffer = make(4096)
-    ring, writing, open_writes = buffer.storage.ring, buffer.writer._writing, []
+    ring, open_writes = buffer.storage.ring, []
     for _ in range(table.N_ENTRIES):
-        open_writes.append(Write(1))
-        try:
-            ring.reserve(open_writes[-1], writing)
-        except TypeError:
-            ring.reserve(open_writes[-1])
+        open_writes.append(Write(1, None, buffer.storage.claim_rows, buffer.writer._writing))
+        ring.reserve(open_writes[-1])
     before = whole(buffer)
     with pytest.raises(MembersFullError, match=f"{table.N_ENTRIES} writes are in flight"):
         buffer.extend(pairs(8, 9))
@@ -181,7 +178,7 @@ def test_more_waiting_calls_than_there_are_tickets(home):  # noqa: F811
 
     def fill(held, _):
         while len(places) < table.N_TICKETS:
-            places.append(ledger.samplers.enter(held, segment.row, segment.inc, 10**6, 1))
+            places.append(ledger.samplers.enter(held, (segment.row, segment.inc), 10**6))
 
     buffer.storage.ring.set_words(fill, ledger.offset)
     records = buffer[:]["x"].tolist()
@@ -190,8 +187,8 @@ def test_more_waiting_calls_than_there_are_tickets(home):  # noqa: F811
     assert buffer.stats()["waiting"] == table.N_TICKETS and buffer[:]["x"].tolist() == records
 
     def clear(held, _):
-        for place in places:
-            ledger.samplers.leave(held, place, segment.row, segment.inc)
+        for place, ticket in places:
+            ledger.samplers.leave(held, place, ticket)
 
     buffer.storage.ring.set_words(clear, ledger.offset)
     assert not torn(buffer.sample(4, wait=True, timeout=30))
