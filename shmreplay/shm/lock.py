@@ -259,9 +259,11 @@ class FlockLock(Lock):
     def _is_free(self) -> bool:
         """Whether no description holds the lock: asked through one of its own."""
         other = _Descriptor(self._path)
+        self._descriptors.add(other)  # so that a child forked now closes it
         try:
             return libc.flock(other.fd, libc.LOCK_EX | libc.LOCK_NB) == 0
         finally:
+            libc.flock(other.fd, libc.LOCK_UN)
             other.close()
 
 

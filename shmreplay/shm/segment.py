@@ -126,7 +126,6 @@ class Segment:
                 _sweep_locked(home)
                 segment = cls._create_folder(os.path.join(home, uuid.uuid4().hex[:16]), capacity, config, kinds)
         point("shmreplay.created")
-        segment._own()
         return segment
 
     @classmethod
@@ -152,11 +151,16 @@ class Segment:
         space.claim(control, [(0, table.LEDGERS + table.LEDGER_NBYTES)], _WHAT, memory=True)
         point("shmreplay.create.claimed")
         segment = cls(map_file(control, table.control_nbytes(capacity)), capacity, path, kinds)
-        segment._write_header()
-        segment.lock.create()
-        point("shmreplay.create.header")
-        segment._take_seat()
-        return segment
+        try:
+            segment._write_header()
+            segment.lock.create()
+            point("shmreplay.create.header")
+            segment._take_seat()
+            segment._own()
+            return segment
+        except BaseException:
+            segment.members.leave()
+            raise
 
     @classmethod
     def attach(cls, path: str) -> "Segment":

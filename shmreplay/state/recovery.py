@@ -73,22 +73,23 @@ class State:
         Raises:
             MembersFullError: all are in use.
         """
-        found, at = [], table.LEDGERS + self.ring.words[W_N_LEDGERS] * table.LEDGER_NBYTES
-        if self.segment.path is not None and at < table.FIXED_NBYTES:
-            control = os.path.join(self.segment.path, "control")
-            space.claim(control, [(at, table.LEDGER_NBYTES)], "the ledger of a buffer", memory=True)
-
-        def change(held, words):
-            index = words[W_N_LEDGERS]
-            if index < N_LEDGERS:
-                self.ledgers[index].words[B_IN_USE] = 1
-                words[W_N_LEDGERS] = index + 1
-                found.append(self.ledgers[index])
-
-        self.ring.set_words(change)
-        if not found:
-            raise MembersFullError(f"{N_LEDGERS} buffers use this storage, the most that it serves")
+        found = []
+        while not found:
+            index = self.ring.words[W_N_LEDGERS]
+            if index >= N_LEDGERS:
+                raise MembersFullError(f"{N_LEDGERS} buffers use this storage, the most that it serves")
+            if self.segment.path is not None:
+                control = os.path.join(self.segment.path, "control")
+                at = table.LEDGERS + index * table.LEDGER_NBYTES
+                space.claim(control, [(at, table.LEDGER_NBYTES)], "the ledger of a buffer", memory=True)
+            self.ring.set_words(lambda held, words: self._take_ledger(words, index, found))
         return found[-1]
+
+    def _take_ledger(self, words, index: int, found: list) -> None:
+        if words[W_N_LEDGERS] == index:  # else another process took the one that was claimed
+            self.ledgers[index].words[B_IN_USE] = 1
+            words[W_N_LEDGERS] = index + 1
+            found.append(self.ledgers[index])
 
     def ring_ledgers(self, held) -> list[int]:
         """Ring, in every ledger, who may go on now."""
@@ -188,7 +189,7 @@ class State:
         """Raise AssertionError unless the state's invariants hold; with no call under way."""
         ring, words = self.ring, self.ring.words
         rows = ring.stamps
-        n_whole = rows.whole_count(slice(0, ring.capacity), words[W_EPOCH])
+        n_whole = rows.whole_count(slice(0, words[table.W_CLAIMED]), words[W_EPOCH])
         assert n_whole == words[table.W_LEN], (n_whole, words[table.W_LEN])
         entries = ring.journal.entries(None)
         assert len(entries) == words[W_OPEN], (entries, words[W_OPEN])

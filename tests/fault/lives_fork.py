@@ -1,7 +1,6 @@
 """Forks in odd places, each in a child of the nursery that may hang or die without harm."""
 
 import ctypes
-import faulthandler
 import multiprocessing
 import os
 import select
@@ -27,7 +26,6 @@ def in_fork(function, *args, expect: int = 0, patience: float = PATIENCE) -> Non
     pid = os.fork()
     if not pid:
         code = 99
-        faulthandler.dump_traceback_later(patience / 2, exit=False)
         try:
             function(*args)
             code = 0

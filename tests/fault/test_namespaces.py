@@ -174,11 +174,11 @@ def test_more_writes_in_flight_than_the_journal_holds(home):  # noqa: F811
 def test_more_waiting_calls_than_there_are_tickets(home):  # noqa: F811
     buffer = make(samples_per_insert=1.0)
     segment, ledger = buffer.storage.segment, buffer._ledger
-    places = []
+    places = [(place, 10**6 + place) for place in range(table.N_TICKETS)]
 
     def fill(held, _):
-        while len(places) < table.N_TICKETS:
-            places.append(ledger.samplers.enter(held, (segment.row, segment.inc), 10**6))
+        for place, ticket in places:
+            ledger.samplers.enter(held, place, ticket, (segment.row, segment.inc), 10**6)
 
     buffer.storage.ring.set_words(fill, ledger.offset)
     records = buffer[:]["x"].tolist()
