@@ -4,17 +4,16 @@ import warnings
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_tensor_collection, is_tensorclass
-from tensordict.utils import expand_as_right
 
 from ..checks import as_count
 from ..errors import BudgetError, ClosedError, SampleTimeoutError
-from ..samplers import RandomSampler
+from ..samplers import EMPTY, RandomSampler
 from ..shm.points import point
 from ..shm.table import B_LIMITED, R_SAMPLE, W_CLOSED, W_LEN
 from ..state.ledger import Claim
 from ..storages.reading import PassedError
 from ..writers import TensorDictRoundRobinWriter
+from .draft import Draft, labelled
 from .limited import limits_of
 
 __all__ = ["Sampling"]
@@ -70,7 +69,7 @@ class Sampling:
             raise ClosedError("A shut down replay buffer cannot be sampled.")
         if timeout is None and not (ledger.words[B_LIMITED] or ledger.samplers.waiting or (wait and not ring.words[W_LEN])):
             try:
-                data, info, _ = self._draw(n)
+                data, info, _ = self._draw(n, self._draft(n))
                 ledger.count(len(info["index"]))
                 return data, info
             except PassedError:
@@ -86,12 +85,13 @@ class Sampling:
     def _sample_admitted(self, n: int, wait: bool) -> tuple:
         claim = Claim(R_SAMPLE, n, self._sampler.needed_size(n))
         limited = bool(self._ledger.words[B_LIMITED])
+        draft = self._draft(n)
         while True:
             done = 0
             try:
                 self._admit(claim, wait, limited)
                 point("shmreplay.admitted")
-                data, info, epoch = self._draw(n)
+                data, info, epoch = self._draw(n, draft)
                 if epoch == claim.epoch:
                     done = len(info["index"])
                     return data, info
@@ -124,9 +124,28 @@ class Sampling:
                 f"{self._ring.limits.call.timeout} seconds: it lacks {self._ledger.why_not(claim.n, claim.need)}."
             ) from None
 
-    def _draw(self, n: int) -> tuple:
+    def _draft(self, n: int) -> Draft | None:
+        """A batch prepared as far as it can be without records; None where a sampler or collate_fn has a say."""
+        if type(self._sampler) is not RandomSampler or self._collate_fn is not None:
+            return None
+        if not self._storage.has_outlines:
+            return None
+        writer = self._writer
+        wants_labels = self._label_samples or isinstance(writer, TensorDictRoundRobinWriter)
+        return Draft(self._storage, n, writer.tracks_generations, wants_labels, self._labels)
+
+    def _labels(self, data) -> bool:
+        """Whether ``data`` is to carry its slots and generations."""
+        writer = self._writer
+        return self._label_samples or (isinstance(writer, TensorDictRoundRobinWriter) and writer.labels(data))
+
+    def _draw(self, n: int, draft: Draft | None) -> tuple:
         """A batch as (data, info, epoch), whatever the budget."""
         storage = self._storage
+        if draft is not None:
+            if not self._ring.words[W_LEN]:
+                raise BudgetError(EMPTY)
+            return draft.fill(self._redraw)
         slots, info = self._drawn(n)
         point("shmreplay.drawn")
         if slots.size > n:
@@ -139,8 +158,8 @@ class Sampling:
             info["index_generation"] = torch.from_numpy(generations)
         if self._collate_fn is not None:
             data = self._collate_fn(data)
-        if self._label_samples or (isinstance(writer, TensorDictRoundRobinWriter) and writer.labels(data)):
-            data = _labelled(data, info)
+        if self._labels(data):
+            data = labelled(data, info)
         return data, info, epoch
 
     def _drawn(self, n: int) -> tuple:
@@ -220,18 +239,3 @@ class Sampling:
             return self._ledger.wait_ready(n, self._sampler.needed_size(n))
         finally:
             limits.call = before
-
-
-def _labelled(data, info: dict):
-    """Set the info's entries in a sampled TensorDict."""
-    if not is_tensor_collection(data):
-        raise RuntimeError("Cannot include info in non-tensordict data")
-    if is_tensorclass(data):
-        return data
-    if type(data) is TensorDict and data.ndim == 1 and not data.is_locked:
-        for key, value in info.items():
-            data._set_str(key, value, validated=True, inplace=False, non_blocking=False)
-        return data
-    for key, value in info.items():
-        data.set(key, expand_as_right(value, data) if value.ndim < data.ndim else value)
-    return data

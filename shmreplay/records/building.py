@@ -12,7 +12,7 @@ from .assembly import CPU, assemble, new_tensordict
 from .packing import Column, Field
 from .tree import Branch, Leaf, Node, joined
 
-__all__ = ["Builder", "Chunk"]
+__all__ = ["Builder", "Chunk", "Outline"]
 
 _ROW, _CARRIED, _COLUMN, _EMPTY = range(4)
 
@@ -33,6 +33,24 @@ class Chunk:
         self.rows = rows
         self.columns = columns
         self.outputs = outputs
+
+
+class Outline:
+    """A chunk with the records' structure already around it, to be filled and then finished once.
+
+    Attributes:
+        chunk: what a gather fills.
+        data: the user's structure; its tensors hold the records once `finish` was called.
+        has_more: whether the further entries asked for are in `data`.
+    """
+
+    __slots__ = ("chunk", "data", "has_more", "targets")
+
+    def __init__(self, chunk: Chunk, data: Any, targets: list, has_more: bool) -> None:
+        self.chunk = chunk
+        self.data = data
+        self.targets = targets
+        self.has_more = has_more
 
 
 class Builder:
@@ -78,6 +96,41 @@ class Builder:
             source = dict(zip(self._flat_keys, self._tensors(chunk)))
             return new_tensordict(source, joined(torch.Size((chunk.n,)), self._tree.batch), CPU)
         return assemble(self._tree, iter(self._tensors(chunk)), torch.Size((chunk.n,)))
+
+    def outline(self, n: int, more: dict[str, torch.Tensor]) -> Outline:
+        """What `build` makes, before the bytes are there: all but one copy a field is done when they come.
+
+        `more` are further root entries, put in where the root is a TensorDict of tensors only.
+        """
+        chunk, targets, tensors = self.allocate(n), [], []
+        for how, place, inner, dtype in self._steps:
+            if how == _COLUMN:
+                tensor = chunk.outputs[place]
+            elif how == _EMPTY:
+                tensor = torch.empty((n, *inner), dtype=dtype)
+            else:
+                items = np.empty((n,), self._row_dtype[place])
+                targets.append((place, items))
+                tensor = from_numpy(items.view(inner))
+                tensor = tensor if how == _ROW else tensor.view(dtype)
+            tensors.append(tensor)
+        has_more = bool(more) and self._flat_keys is not None and not self._tree.batch
+        if self._flat_keys is not None:
+            source = dict(zip(self._flat_keys, tensors))
+            if has_more:
+                source.update(more)
+            data = new_tensordict(source, joined(torch.Size((n,)), self._tree.batch), CPU)
+        else:
+            data = assemble(self._tree, iter(tensors), torch.Size((n,)))
+        return Outline(chunk, data, targets, has_more)
+
+    def finish(self, outline: Outline) -> Any:
+        """The outline's data, with the records of its filled chunk."""
+        if outline.targets:
+            packed = np.ndarray((outline.chunk.n,), self._row_dtype, outline.chunk.rows)
+            for place, items in outline.targets:
+                items[...] = packed[place]
+        return outline.data
 
     def build_one(self, chunk: Chunk) -> Any:
         """The record of a filled chunk of one."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from types import MappingProxyType
 from typing import Any, Sequence
 
 import torch
 
 from ..errors import LayoutError, LayoutKeyError, LayoutTypeError
 from .assembly import assemble, node_from
-from .building import Builder, Chunk
+from .building import Builder, Chunk, Outline
 from .packing import Column, Field, pack
 from .staging import Staged, Stager
 from .tree import Branch, Leaf, Node, describe, flatten, leaves_of, show
@@ -263,6 +264,27 @@ class RecordLayout:
                 raise LayoutTypeError(f"A {self.kind} has no dimension names; leave names={names!r} out.")
             data.names = list(names)
         return data
+
+    def outline(self, n: int, more: dict[str, Any] = MappingProxyType({})) -> Outline:
+        """The structure of n records whose bytes are to come: fill its chunk, then `finish` it.
+
+        Args:
+            n: number of records.
+            more: further root entries ([n] tensors), put in where that is simple; `has_more` tells.
+
+        Example:
+            >>> import torch
+            >>> layout = RecordLayout.of(torch.tensor(1), batched=False)
+            >>> outline = layout.outline(2)
+            >>> outline.chunk.rows[:] = layout.stage(torch.tensor([1, 2]), batched=True).rows
+            >>> layout.finish(outline)
+            tensor([1, 2])
+        """
+        return self._builder.outline(n, more)
+
+    def finish(self, outline: Outline) -> Any:
+        """The data of an outline whose chunk was filled; equal to what `build` makes of the chunk."""
+        return self._builder.finish(outline)
 
     def build_one(self, chunk: Chunk) -> Any:
         """The single record of a chunk of one, without the batch dimension.

@@ -6,6 +6,7 @@ between the increment and the wake costs its sleeper one nap: no sleep is longer
 """
 
 import ctypes
+import os
 import sys
 import time
 
@@ -37,6 +38,7 @@ class FutexEvent:
         sys.audit("shmreplay.notify", path)
         for address in addresses:
             libc.futex_wake(address)
+        os.sched_yield()  # on a busy machine the sleeper may be on this core
 
 
 class PollEvent:

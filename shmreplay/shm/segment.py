@@ -307,9 +307,11 @@ def _leave(members: Members, path: str) -> None:
     """Give up the seat; the last one out frees the segment. Never raises: it runs in finalizers and at exit."""
     if members.row < 0:
         return
-    point("shmreplay.leave")
-    members.say_left()
-    members.leave()
+    try:
+        point("shmreplay.leave")
+        members.say_left()
+    finally:
+        members.leave()
     point("shmreplay.left")
     try:
         free_if_dead(path)

@@ -77,11 +77,12 @@ class Ledger(Account):
             while claim.row < 0:
                 point("shmreplay.waiting")
                 woken = self.segment.event.nap(queue.word(claim.place)[0], claim.seen, self.ring.limits.call.deadline)
-                self._check_limits(claim)
                 self._try(claim, True)
-                if claim.row < 0 and not woken:
-                    self._bury_ahead(queue, claim)
-                    self.bury_holders()
+                if claim.row < 0:
+                    self._check_limits(claim)
+                    if not woken:
+                        self._bury_ahead(queue, claim)
+                        self.bury_holders()
         finally:
             try:
                 if claim.place >= 0:

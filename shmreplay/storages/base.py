@@ -93,8 +93,8 @@ class Storage(Content, Reading):
         """Copy ``n`` staged records from ``offset`` on to the slots ``where`` (a slice or an index array)."""
         raise NotImplementedError
 
-    def _gather(self, slots: np.ndarray):
-        """The records of ``slots`` as a chunk, a private copy."""
+    def _gather(self, slots: np.ndarray, chunk=None):
+        """The records of ``slots`` as a chunk, a private copy; in the memory of ``chunk`` if that is given."""
         raise NotImplementedError
 
     def _regather(self, chunk, at: np.ndarray, slots: np.ndarray) -> None:
@@ -281,7 +281,21 @@ class Storage(Content, Reading):
     # -- drawing -----------------------------------------------------------------------------------------------
 
     def _rand_given_ndim(self, batch_size: int) -> torch.Tensor:
-        return torch.randint(0, self.ring.words[W_EXTENT] or 1, (batch_size,), generator=self._generator())
+        return torch.from_numpy(self.slots_at(self.uniform(batch_size)))
+
+    def uniform(self, n: int) -> np.ndarray:
+        """Numbers drawn from this process's stream, float64 [n] in [0, 1): places in the ring, whatever its extent."""
+        return torch.rand(n, dtype=torch.float64, generator=self._generator()).numpy()
+
+    def slots_at(self, places: np.ndarray) -> np.ndarray:
+        """The slots at ``places`` of the present extent, int64; every slot is as likely as every other."""
+        return (places * self.ring.words[W_EXTENT]).astype(np.int64)
+
+    has_outlines = False
+
+    def outline(self, n: int, more: dict):
+        """The structure of ``n`` records to come, with ``more`` in it where it can be; if ``has_outlines``."""
+        raise NotImplementedError
 
     def _generator(self) -> torch.Generator | None:
         """The generator of this process: the user's or torch's own where the buffer was made, else a stream apart."""

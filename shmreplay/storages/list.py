@@ -68,7 +68,7 @@ class ListStorage(Storage):
         slots = range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
         self._records.update(zip(slots, staged[offset : offset + n]))
 
-    def _gather(self, slots: np.ndarray):
+    def _gather(self, slots: np.ndarray, chunk=None):
         return [self._records.get(slot) for slot in slots.tolist()]
 
     def _regather(self, chunk, at: np.ndarray, slots: np.ndarray) -> None:

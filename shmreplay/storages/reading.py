@@ -22,8 +22,8 @@ class PassedError(ShmReplayError, RuntimeError):
 class Reading:
     """The reading half of a storage: needs ``ring``, ``max_size`` and the gathers of the kind of storage."""
 
-    def read(self, slots: np.ndarray, redraw) -> tuple:
-        """Gather whole records: (chunk, slots, generations, epoch), all private.
+    def read(self, slots: np.ndarray, redraw, chunk=None) -> tuple:
+        """Gather whole records, into ``chunk`` if given: (chunk, slots, generations, epoch), all private.
 
         A row that was being written before or while it was gathered is drawn again with ``redraw(k)`` and gathered
         alone; after three passes what is left is read under a pin, fair with waiting writers.
@@ -34,7 +34,7 @@ class Reading:
         ring = self.ring
         epoch = ring.words[W_EPOCH]
         before = ring.stamps.take(slots)
-        chunk = self._gather(slots)
+        chunk = self._gather(slots, chunk)
         point("shmreplay.gathered")
         ring.fence()
         after = ring.stamps.take(slots)

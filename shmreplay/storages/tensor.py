@@ -158,11 +158,24 @@ class TensorStorage(Fixing, Storage):
         for column, source in zip(self._columns, staged.columns):
             column[where] = source[offset : offset + n]
 
-    def _gather(self, slots: np.ndarray):
+    @property
+    def has_outlines(self) -> bool:
+        return self._layout is not None or self._known_layout() is not None
+
+    def outline(self, n: int, more: dict):
+        return self._layout.outline(n, more)
+
+
+    def finish(self, outline):
+        """The data of an outline whose chunk was gathered."""
+        return self._layout.finish(outline)
+
+    def _gather(self, slots: np.ndarray, chunk=None):
         layout = self._layout or self._known_layout()
         if layout is None:
             raise RuntimeError("Cannot sample from an empty storage.")
-        chunk = layout.allocate(slots.size)
+        if chunk is None:
+            chunk = layout.allocate(slots.size)
         if chunk.rows is not None:
             self._rows.take(slots, 0, chunk.rows, "clip")
         if self._columns:

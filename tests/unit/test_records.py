@@ -390,3 +390,41 @@ def test_threads_do_not_share_the_staging_buffer():
     thread.start()
     thread.join()
     assert rows.tobytes() == layout._stage_any(data, True).rows.tobytes()
+
+
+@pytest.mark.parametrize("n", [1, 7])
+def test_outline_is_finished_to_what_build_makes(n):
+    batch = TensorDict(
+        {
+            "a": torch.randn(n, 3),
+            "b": {"c": torch.arange(n), "h": torch.randn(n, 2).bfloat16()},
+            "big": torch.randint(0, 255, (n, 2000), dtype=torch.uint8),
+            "none": torch.zeros(n, 0),
+        },
+        [n],
+    )
+    for data in (batch, batch.select("a"), torch.randn(n, 4), (torch.arange(n), {"x": torch.randn(n, 600)})):
+        layout = RecordLayout.of(data, batched=True)
+        outline, chunk = layout.outline(n), layout.allocate(n)
+        staged = layout.stage(data, batched=True)
+        for target in (outline.chunk, chunk):
+            if staged.rows is not None:
+                target.rows[:] = staged.rows
+            for column, source in zip(target.columns, staged.columns):
+                column.numpy()[:] = source
+        built, finished = layout.build(chunk), layout.finish(outline)
+        expected, found = (torch.utils._pytree.tree_leaves(tree) for tree in (built, finished))
+        assert type(built) is type(finished)
+        for one, other in zip(expected, found, strict=True):
+            if isinstance(one, torch.Tensor):
+                assert one.dtype == other.dtype and torch.equal(one, other) and other.is_contiguous()
+            else:
+                assert (one == other).all() and one.batch_size == other.batch_size
+
+
+def test_outline_takes_further_entries_where_the_root_is_flat():
+    more = {"index": torch.arange(2)}
+    flat = RecordLayout.of(TensorDict({"a": torch.zeros(2)}, [2]), batched=True).outline(2, more)
+    assert flat.has_more and flat.data["index"] is more["index"]
+    nested = RecordLayout.of(TensorDict({"a": {"b": torch.zeros(2)}}, [2]), batched=True).outline(2, more)
+    assert not nested.has_more and "index" not in nested.data.keys()
