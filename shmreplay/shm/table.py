@@ -115,7 +115,7 @@ Q_HEADER_WAITING, Q_HEADER_NEXT = range(2)
     B_WAIT_COUNT,
     B_BASE_RETURNED,
     B_BASE_CALLS,
-    B_IN_USE,
+    B_SPARE_2,
     B_LIMITED,
 ) = range(12)
 B_RATIOS = 16  # two pairs of numerator and denominator; B_PAIR says which holds

@@ -117,7 +117,7 @@ class Ledger(Account):
         try:
             held = lock.acquire()
             if self.ring.words[W_CLOSED]:
-                raise ClosedError("A shut down replay buffer cannot be sampled.")
+                raise ClosedError("A shut down replay buffer cannot be sampled or written.")
             head = queue.head(held) if queue.waiting else -1
             mine = head < 0 or head == claim.place
             if mine and (self.is_ready(claim.n, claim.need) if claim.kind == R_SAMPLE else self.may_write(claim.n)):

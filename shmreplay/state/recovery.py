@@ -27,8 +27,8 @@ from ..shm import space, table
 from ..shm.lock import section
 from ..shm.points import locked_point, point
 from ..shm.table import (
-    B_ADMITTED, B_IN_USE, B_RESERVED, M_INC, M_LEFT, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS, W_OPEN,
-    W_RECOVERIES, W_SLEEPERS,
+    B_ADMITTED, B_RESERVED, M_INC, M_LEFT, N_LEDGERS, W_DEAD, W_EPOCH, W_GATE, W_GATE_INC, W_GATE_ROW, W_N_LEDGERS,
+    W_OPEN, W_RECOVERIES, W_SLEEPERS,
 )  # fmt: skip
 from .control import GATE_LOAD
 from .ledger import NO_ROW, Ledger
@@ -87,7 +87,6 @@ class State:
 
     def _take_ledger(self, words, index: int, found: list) -> None:
         if words[W_N_LEDGERS] == index:  # else another process took the one that was claimed
-            self.ledgers[index].words[B_IN_USE] = 1
             words[W_N_LEDGERS] = index + 1
             found.append(self.ledgers[index])
 

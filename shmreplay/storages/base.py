@@ -57,7 +57,6 @@ class Storage(Content, Reading):
     ndim = 1
     device = torch.device("cpu")
     can_share = False
-    supports_conditional_update = False
 
     def __init__(self, max_size: int, *, compilable: bool = False):
         if isinstance(max_size, bool) or not isinstance(max_size, (int, np.integer)):

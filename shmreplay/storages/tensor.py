@@ -35,7 +35,6 @@ class TensorStorage(Fixing, Storage):
     """
 
     can_share = True
-    supports_conditional_update = True
 
     def __init__(
         self, max_size: int, *, device="cpu", compilable: bool = False, shared_init: bool = False, lock=None, event=None
