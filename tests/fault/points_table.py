@@ -151,6 +151,7 @@ _WAIT = [
     ("locked.finishing", OP_LEDGER, WAITED),
     ("waiting", None, WAITED),
     ("locked.acquired", None, WAITED),
+    ("locked.acquired", None, WAITED),
     ("locked.saved", None, WAITED),
     ("locked.begun", OP_LEDGER, WAITED),
     ("locked.queue.left", OP_LEDGER, WAITED),
