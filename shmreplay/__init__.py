@@ -6,7 +6,7 @@ from .errors import (
     SampleTimeoutError, ShmReplayError, SpaceError, VersionError,
 )  # fmt: skip
 from .samplers import RandomSampler, Sampler
-from .shm.segment import sweep as cleanup_stale
+from .shm.freeing import sweep as cleanup_stale
 from .storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
 from .writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 

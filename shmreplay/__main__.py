@@ -2,7 +2,8 @@
 
 import argparse
 
-from .shm.segment import folder, sweep
+from .shm.folders import folder
+from .shm.freeing import sweep
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ _ENOUGH = 60.0  # seconds; only guards hangs
 
 def _be_child(parent: int, errors, work, arguments) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:
+    if os.getppid() == 1 != parent or (parent and os.getppid() != parent):
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
     torch.set_num_threads(1)

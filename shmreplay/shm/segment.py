@@ -21,16 +21,15 @@ import weakref
 
 import numpy as np
 
-from ..errors import ForkError, ShmReplayError, VersionError
+from ..errors import ForkError, VersionError
 from . import space, table
 from .event import KINDS as EVENTS
-from .folders import (
-    boot_id, file_lock, folder, is_marked, own_scratch, read_marker, remove_of_other_boots, save_control, write_marker,
-)  # fmt: skip
+from .folders import boot_id, file_lock, folder, read_marker
+from .freeing import leave, sweep_locked
 from .limits import NO_LIMITS, Limits
 from .lock import KINDS as LOCKS
 from .lock import section
-from .members import Members, nobody_lives
+from .members import Members
 from .points import locked_point, point
 
 DEFAULT_KINDS = ("pthread", "futex")
@@ -123,7 +122,7 @@ class Segment:
         with space.explained(os.path.dirname(home), table.LEDGERS + table.LEDGER_NBYTES, _WHAT):
             os.makedirs(home, mode=0o700, exist_ok=True)
             with file_lock(os.path.join(home, ".lock")):
-                _sweep_locked(home)
+                sweep_locked(home)
                 segment = cls._create_folder(os.path.join(home, uuid.uuid4().hex[:16]), capacity, config, kinds)
         point("shmreplay.created")
         return segment
@@ -194,11 +193,11 @@ class Segment:
 
     def _own(self) -> None:
         _attached[self.path] = self
-        weakref.finalize(self, _leave, self.members, self.path)
+        weakref.finalize(self, leave, self.members, self.path)
 
     def leave(self) -> None:
         """Give up this process's seat for good; the last one out frees the segment."""
-        _leave(self.members, self.path)
+        leave(self.members, self.path)
 
     def config(self) -> dict:
         """What was given at creation."""
@@ -301,100 +300,6 @@ def _check_namespace(namespace: int, path: str, kinds: tuple[str, str]) -> None:
             f"{path} belongs to another pid namespace, and its lock names threads by their ids there: make the storage "
             'with lock="flock" (or SHMREPLAY_LOCK=flock), or run both in one pid namespace (docker: --pid=host)'
         )
-
-
-def _leave(members: Members, path: str) -> None:
-    """Give up the seat; the last one out frees the segment. Never raises: it runs in finalizers and at exit."""
-    if members.row < 0:
-        return
-    try:
-        point("shmreplay.leave")
-        members.say_left()
-    finally:
-        members.leave()
-    point("shmreplay.left")
-    try:
-        free_if_dead(path)
-    except OSError:
-        pass
-
-
-def is_being_freed(path: str) -> bool:
-    """Whether somebody is in the middle of freeing the segment at ``path``, or has freed it."""
-    try:
-        with open(os.path.join(path, "control"), "rb") as file:
-            file.seek(8 * table.H_FREED)
-            return any(file.read(8))
-    except FileNotFoundError:
-        return True
-
-
-def free_if_dead(path: str) -> bool:
-    """Free the segment at ``path`` if no member lives; True if it did."""
-    try:
-        fd = nobody_lives(os.path.join(path, "members"))
-    except FileNotFoundError:
-        return False
-    if fd is None:
-        return False
-    try:
-        _free(path)
-    finally:
-        os.close(fd)
-    return True
-
-
-def _free(path: str) -> None:
-    """Mark, save what belongs to a folder of the user's, unlink. The caller holds every member byte."""
-    point("shmreplay.freeing")
-    control = os.path.join(path, "control")
-    try:
-        fd = os.open(control, os.O_RDWR | os.O_CLOEXEC)
-        os.pwrite(fd, (1).to_bytes(8, "little"), 8 * table.H_FREED)
-        os.close(fd)
-    except FileNotFoundError:
-        pass
-    point("shmreplay.freed")
-    try:
-        with open(os.path.join(path, "config.json")) as file:
-            config = json.load(file)
-    except (OSError, ValueError):
-        config = {}
-    records = config.get("records_folder")
-    if records and config.get("records_are_ours"):
-        shutil.rmtree(records, ignore_errors=True)
-    elif records and is_marked(records, path):  # else saved already, or dead before it was the folder's
-        save_control(control, records)
-        point("shmreplay.saved")
-        write_marker(records, None)
-    point("shmreplay.unlinking")
-    shutil.rmtree(path, ignore_errors=True)
-    point("shmreplay.unlinked")
-
-
-def sweep() -> int:
-    """Free what the dead left; returns how many segments that were."""
-    home = folder()
-    if not os.path.isdir(home):
-        return 0
-    with file_lock(os.path.join(home, ".lock")):
-        return _sweep_locked(home)
-
-
-def _sweep_locked(home: str) -> int:
-    count = 0
-    remove_of_other_boots(own_scratch())
-    for name in os.listdir(home):
-        path = os.path.join(home, name)
-        if name.startswith(".") or not os.path.isdir(path):
-            continue
-        if not os.path.exists(os.path.join(path, "members")):
-            shutil.rmtree(path, ignore_errors=True)  # died while creating; creation holds the file lock
-        try:
-            count += free_if_dead(path)
-        except (OSError, ShmReplayError):
-            continue
-    return count
 
 
 def _after_fork_in_child() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 from ..errors import VersionError
 from ..shm import space, table
 from ..shm.folders import file_lock, own_scratch, read_marker, write_marker
+from ..shm.freeing import free_if_dead, is_being_freed
 from ..shm.lock import section
 from ..shm.points import point
-from ..shm.segment import Segment, free_if_dead, is_being_freed
+from ..shm.segment import Segment
 from ..shm.table import W_CLAIMED, W_NEXT_INC
 from ..state.recovery import State
 from .tensor import TensorStorage

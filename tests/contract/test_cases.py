@@ -17,7 +17,7 @@ from servants import FORK, PATIENCE, SPAWN, all_at_once, in_fork, in_thread, pai
 from tensordict import TensorDict
 
 import shmreplay as sr
-from shmreplay.shm.segment import folder
+from shmreplay.shm.folders import folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 

@@ -82,7 +82,7 @@ def _check_reopens(folder: str, name: str) -> None:
 
 
 def test_temporary_record_folders_of_the_dead_are_swept(zygote):
-    from shmreplay.shm.segment import own_scratch
+    from shmreplay.shm.folders import own_scratch
 
     before = set(os.listdir(own_scratch())) if os.path.isdir(own_scratch()) else set()
     names = _trace(zygote, "memmap", None)
